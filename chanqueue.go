@@ -320,7 +320,7 @@ func (d Delivery[T]) Data() []byte {
 	if d.claim == nil {
 		return nil
 	}
-	return bytes.Clone(d.claim.Data())
+	return bytes.Clone(d.claim.Element().Data)
 }
 
 // Ack removes the element from the queue; goroutines share transactions. nil means that this

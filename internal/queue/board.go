@@ -93,8 +93,10 @@ func (b *board) marshal() (out []byte) {
 func (b *board) clone() *board { return &board{maps.Clone(b.lines), b.gone, maps.Clone(b.tried)} }
 
 // The method `taken` returns the numbers that are claimed or never used again.
-func (b *board) taken() spans {
-	all := slices.Clone([]span(b.gone))
+func (b *board) taken() spans { return b.gone.union(b.claimed()) }
+
+func (b *board) claimed() spans {
+	var all []span
 	for _, h := range b.lines {
 		all = append(all, h.claimed...)
 	}

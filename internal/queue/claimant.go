@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -44,12 +43,10 @@ type claimant struct {
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // for each bucket in `items`, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
-	pastAt  map[string]time.Time       // by bucket: the time at which `past` got the bucket's first number; guarded by mu
 	notes   []*entry                   // entries for boards; guarded by mu
 	noting  bool                       // set while a goroutine writes the `notes`; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
 	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
-	refused map[*entry]bool            // entries that the claimant tries again later; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	silent  int                        // number of ways to wake idle consumers that the servers refuse, see `bell`; guarded by mu
 	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause; guarded by mu
@@ -84,7 +81,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), past: make(map[string]spans), pastAt: make(map[string]time.Time), known: make(map[string]*lot), refused: make(map[*entry]bool),
+		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	q.claimant = c
@@ -204,11 +201,10 @@ func (c *claimant) finish() {
 			c.leaveLocked(it)
 		}
 	}
-	for _, e := range slices.Concat(c.notes, c.queue, slices.Collect(maps.Keys(c.refused))) {
+	for _, e := range slices.Concat(c.notes, c.queue) {
 		e.close(loss)
 	}
 	c.notes, c.queue = nil, nil
-	clear(c.refused)
 	c.mu.Unlock()
 	c.traceLoss(lost, loss)
 	if made && c.inc.Ctx.Err() == nil {
@@ -256,7 +252,7 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	if c.outdated(t, es) {
 		return nil, nil
 	}
-	next, past := c.next(t)
+	next := c.next(t)
 	mine := next.lines[c.mark]
 	mine.claimed = mine.claimed.union(spansOf(numbers(es)))
 	var noted []int32
@@ -292,7 +288,7 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	t.board, t.version, t.keys, t.dead = next, t.version+1, t.keys+1, nil
 	items := make([]*item, len(es))
 	c.mu.Lock()
-	c.wroteLocked(t, past)
+	c.wroteLocked(t)
 	if c.items[t.name] == nil {
 		c.items[t.name] = make(map[int32]*item)
 	}
@@ -323,14 +319,13 @@ func (c *claimant) outdated(t *lot, es []element) bool {
 }
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
-// claimant's new line. It also returns `past`, the numbers that the claimant has settled: the new
-// line does not have these numbers, and the new board lists them as settled.
-func (c *claimant) next(t *lot) (next *board, past spans) {
-	next = t.next()
+// claimant's new line. That line does not have the numbers that the claimant has settled, and the new
+// board lists them as gone.
+func (c *claimant) next(t *lot) *board {
+	next := t.next()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	past = c.past[t.name]
-	next.forget(past)
+	next.forget(c.past[t.name])
 	var claimed, hand []int32
 	for n, it := range c.items[t.name] {
 		if it.back { // this write returns the item
@@ -341,15 +336,22 @@ func (c *claimant) next(t *lot) (next *board, past spans) {
 		}
 	}
 	next.lines[c.mark] = hold{spansOf(claimed), spansOf(hand)}
-	return next, past
+	return next
 }
 
-// wroteLocked records that the claimant has written the board of `t`, and that the claimant's line
-// no longer has the numbers of `past`.
-func (c *claimant) wroteLocked(t *lot, past spans) {
+// wroteLocked records that the claimant has written the board of `t`.
+func (c *claimant) wroteLocked(t *lot) {
 	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
-	if c.past[t.name] = c.past[t.name].minus(past); len(c.past[t.name]) == 0 {
-		c.forgetLocked(t.name)
+	var left []int32 // settled since the call of `next`
+	for _, x := range c.past[t.name] {
+		for n := int64(x.a); n <= int64(x.b); n++ {
+			if !t.board.gone.has(int32(n)) {
+				left = append(left, int32(n))
+			}
+		}
+	}
+	if c.past[t.name] = spansOf(left); left == nil {
+		delete(c.past, t.name)
 	}
 }
 
@@ -357,59 +359,79 @@ func (c *claimant) wroteLocked(t *lot, past spans) {
 // also creates the mark if the claimant has none yet. If another client has written or deleted the
 // bucket, the error is BadVersion or NoNode.
 //
-// If a reply is lost, `write` sends the transaction again, with the same version, until the servers
-// answer. The servers may then refuse the transaction. In this case, the claimant's line shows
-// whether an earlier attempt was applied: no other client writes that line while the mark exists.
-func (c *claimant) write(bucket string, version int32, next *board, with ...any) (rs []zk.MultiResponse, err error) {
-	ctx, path := session.Finishing, session.ChildPath(c.q.dir, bucket)
-	data := next.marshal()
-	set := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
+// If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
+// that line while the mark exists.
+func (c *claimant) write(bucket string, version int32, next *board, with ...any) ([]zk.MultiResponse, error) {
+	path, data := session.ChildPath(c.q.dir, bucket), next.marshal()
 	if len(data) > session.MaxPacket/2 {
 		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", bucket, len(data), session.ErrTooLarge)
 	}
-	for try, open := 0, false; ; {
-		ops := append([]any{c.check()}, set...)
-		rs, err = c.inc.AttemptMulti(ctx, ops)
+	var late *zk.Stat
+	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
+	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
+		n, err := c.look(session.Finishing, path)
+		late = n.Stat
+		return n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]), err
+	})
+	if err == nil && rs == nil {
+		rs = []zk.MultiResponse{{Stat: late}}
+	}
+	return rs, err
+}
+
+// The method `transact` checks the mark, or creates it, and applies `ops`, in one transaction and
+// exactly once. If `touch` is set, the transaction writes the mark, which then has the zxid of the
+// transaction. If `transact` returns an error, the result `open` says whether the servers may have
+// applied the transaction, or may apply it later.
+//
+// If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
+// it, `transact` first writes the mark: from then on, the servers refuse every earlier attempt. Then it
+// calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is the
+// zxid of the mark before that write. If an earlier attempt was applied, the responses are nil.
+func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
+	for try := 0; ; {
+		first := c.check(touch)
+		rs = nil
+		p, err := c.inc.StartMulti(session.Finishing, append([]any{first}, ops...))
+		if err == nil {
+			rs, err = p.Wait(session.Finishing, c.inc)
+			open = open || session.OutcomeOf(err) == session.Unknown // even if the session has ended
+		}
 		switch {
 		case err == nil:
-			c.exists()
-			return rs, nil
-		case errors.Is(err, session.ErrEnded):
-			return nil, err
+			c.exists(rs[0].Stat)
+			return rs, false, nil
+		case isOver(err):
+			return nil, open, err
+		case context.Cause(c.held) != nil:
+			return nil, open, session.ErrVanished
 		case session.OutcomeOf(err) != session.Answered:
-			open = open || session.OutcomeOf(err) == session.Unknown
-			if err := c.inc.Pause(ctx, try); err != nil {
-				return nil, err
+			if err := c.inc.Pause(session.Finishing, try); err != nil {
+				return nil, open, err
 			}
 			try++
-			continue
-		}
-		i := session.FailedOp(rs)
-		if i == 0 {
-			switch again, e := c.unchecked(ops[0], err, open); {
-			case e != nil:
-				return nil, e
-			case again:
-				continue
+		case open:
+			zxid, err := c.fence()
+			if err != nil {
+				return nil, true, err
 			}
-			return nil, nil // an earlier attempt was applied: it has created the mark
-		}
-		if open {
-			if !outrun(err) { // the board still has the expected version, so the servers may yet apply an earlier attempt
-				if e := c.fence(ctx); e != nil {
-					return nil, e
-				}
+			if done, err := applied(zxid); done || err != nil {
+				return nil, err != nil, err
 			}
-			switch n, e := c.look(ctx, path); {
-			case e != nil:
-				return nil, e
-			case n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]):
-				c.exists()
-				return []zk.MultiResponse{{Stat: n.Stat}}, nil
+			open = false // no earlier attempt can cause the next refusal
+		case session.FailedOp(rs) == 0:
+			if err := c.unchecked(first, err); err != nil {
+				return nil, false, err
 			}
+		default:
+			return rs, false, err
 		}
-		return rs, err
 	}
+}
+
+// isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
+func isOver(err error) bool {
+	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
 // The method `look` reads a znode. The result is not older than the call. If the znode does not
@@ -423,21 +445,27 @@ func (c *claimant) look(ctx context.Context, path string) (n session.Node, err e
 }
 
 // The method `check` returns the first operation of every transaction of the claimant. The
-// operation checks the mark, or creates it.
-func (c *claimant) check() any {
+// operation creates the mark, checks it, or writes it if `touch` is set.
+func (c *claimant) check(touch bool) any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.made {
+	switch {
+	case !c.made:
 		return &zk.CreateRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Acl: c.q.m.Config.ACL, Flags: zk.FlagEphemeral}
+	case touch:
+		return &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: c.version}
 	}
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
-// The method `exists` records that the mark exists. The first call also begins to watch the mark.
-func (c *claimant) exists() {
+// The method `exists` records that the mark exists, and its version if `stat` is not nil. The first
+// call also begins to watch the mark.
+func (c *claimant) exists(stat *zk.Stat) {
 	c.mu.Lock()
 	made := c.made
-	c.made = true
+	if c.made = true; stat != nil {
+		c.version = max(c.version, stat.Version)
+	}
 	c.mu.Unlock()
 	if !made {
 		c.watch = c.inc.WatchOwn(c.path(), c)
@@ -446,65 +474,56 @@ func (c *claimant) exists() {
 }
 
 // The method `unchecked` is called when the servers have refused the operation that `check`
-// returned. If the result `again` is true, the caller must send the transaction again. If `again`
-// is false and the error is nil, an earlier attempt was applied.
-func (c *claimant) unchecked(op any, err error, open bool) (again bool, _ error) {
+// returned. If it returns nil, the caller must send the transaction again.
+func (c *claimant) unchecked(op any, err error) error {
 	_, makes := op.(*zk.CreateRequest)
 	switch {
-	case makes && session.IsNodeExists(err) && open:
-		c.exists()
-		return false, nil
 	case makes && session.IsNoNode(err):
-		return true, c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
+		return c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
 	case !makes && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
-		if err == nil && stat != nil {
-			c.wrote(stat)
-		}
-		return true, err
+		c.exists(stat)
+		return err
 	case !makes && session.IsNoNode(err):
 		c.lose(c.inc.Deleted())
-		return false, session.ErrVanished
+		return session.ErrVanished
 	}
-	return false, err
+	return err
 }
 
 // The method `fence` writes the mark, or creates it. From then on, the servers refuse every earlier
-// attempt that has no reply, because such an attempt checks the old version of the mark, or creates
-// the mark.
-func (c *claimant) fence(ctx context.Context) error {
+// attempt that has no reply, because such an attempt expects the old version of the mark, or creates
+// the mark. The result `zxid` is the zxid of the mark before that.
+func (c *claimant) fence() (zxid int64, err error) {
 	c.mu.Lock()
 	version, made := c.version, c.made
 	c.mu.Unlock()
-	if !made {
-		_, err := c.inc.Multi(ctx, c.check())
-		if err == nil || session.IsNodeExists(err) {
-			c.exists()
-			return nil
+	ctx := session.Finishing
+	for !made {
+		op := c.check(false)
+		if _, err := c.inc.Multi(ctx, op); err == nil || session.IsNodeExists(err) { // NodeExists: an earlier attempt was applied
+			c.exists(nil)
+			return 0, nil
+		} else if err = c.unchecked(op, err); err != nil {
+			return 0, err
 		}
-		return err
 	}
-	stat, err := c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
-	if session.IsBadVersion(err) { // an earlier attempt of this write was applied
-		stat, err = c.inc.ExistsFresh(ctx, c.path())
+	stat, err := c.inc.ExistsFresh(ctx, c.path())
+	if stat != nil {
+		zxid = stat.Mzxid
+		stat, err = c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
+		if session.IsBadVersion(err) { // an earlier attempt was applied, of this write or of the transaction
+			stat, err = c.inc.ExistsFresh(ctx, c.path())
+		}
 	}
 	switch {
 	case session.IsNoNode(err), err == nil && stat == nil:
 		c.lose(c.inc.Deleted())
-		return session.ErrVanished
-	case err != nil:
-		return err
+		return 0, session.ErrVanished
+	case err == nil:
+		c.exists(stat)
 	}
-	c.wrote(stat)
-	return nil
-}
-
-// The method `wrote` is called after the claimant has written the mark. It records the mark's
-// version.
-func (c *claimant) wrote(stat *zk.Stat) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.version = max(c.version, stat.Version)
+	return zxid, err
 }
 
 // The method `note` starts a write of the board, to record that items of one bucket are in hand.
@@ -534,14 +553,6 @@ func (c *claimant) noteLocked(e *entry) {
 		c.turn <- struct{}{}
 		defer func() { <-c.turn }()
 		c.flush()
-		c.mu.Lock()
-		c.noting = false
-		again := c.notes
-		c.notes = nil
-		for _, e := range again {
-			c.noteLocked(e)
-		}
-		c.mu.Unlock()
 	})
 }
 
@@ -557,6 +568,7 @@ func (c *claimant) flush() {
 			}
 		}
 		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
+		c.noting = c.noting && es != nil // a later note starts another goroutine
 		c.mu.Unlock()
 		if es == nil {
 			return
@@ -581,7 +593,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			b, _ := parseBucket(bucket)
 			t = &lot{bucket: b, version: n.Stat.Version, board: parseBoard(n.Data)}
 		}
-		next, past := c.next(t)
+		next := c.next(t)
 		bell := false
 		for _, e := range es {
 			if bell = bell || e.fate == Return; e.bump {
@@ -602,7 +614,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			t.board, t.version = next, t.version+1
-			c.wroteLocked(t, past)
+			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
 			refused() // whatever the reason: without the bell, the board can still be written
@@ -663,9 +675,10 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		delete(c.known, it.bucket)
 	}
 	if gone {
-		if c.past[it.bucket] = c.past[it.bucket].union(only(it.seq)); c.pastAt[it.bucket].IsZero() {
-			c.pastAt[it.bucket] = time.Now()
+		if len(c.past) > maxPast {
+			clear(c.past)
 		}
+		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
 	it.posted = true
 	if it.drop(); c.silent > 0 {
@@ -683,30 +696,11 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// The method `prune` removes the deleted buckets from `past`. The argument `all` is a listing of
-// the buckets, which began after the time `from`. If a bucket was in `past` before that time and is
-// not in the listing, the bucket was deleted. The name of such a bucket is never used again.
-func (c *claimant) prune(all []bucket, from time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.past) < 100 {
-		return
-	}
-	there := make(map[string]bool, len(all))
-	for _, b := range all {
-		there[b.name] = true
-	}
-	for name := range c.past {
-		if !there[name] && c.pastAt[name].Before(from) {
-			c.forgetLocked(name)
-		}
-	}
-}
-
-func (c *claimant) forgetLocked(name string) {
-	delete(c.past, name)
-	delete(c.pastAt, name)
-}
+// maxPast is the largest number of buckets in `past`. The claimant never writes the boards of most of
+// them again, because clients delete empty buckets. If it forgets a settled number and then writes the
+// board, the number becomes free there. A consumer that remembers a listing with the deleted element
+// then claims the number, and `fetch` drops it.
+const maxPast = 1000
 
 // The method `stands` returns true if the session is confirmed. Then every claim of the claimant is
 // valid. While the claimant has items, its stake keeps the session confirmed.

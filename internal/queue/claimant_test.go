@@ -2,7 +2,6 @@ package queue
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -57,48 +56,34 @@ func TestNoMarkStaysAfterTheConsumerHasLeft(t *testing.T) {
 }
 
 // A consumer that is never idle passes through any number of buckets. It must not remember each of them.
-func TestAClaimantForgetsDeletedBucketsAndNoOthers(t *testing.T) {
-	c := &claimant{past: make(map[string]spans), pastAt: make(map[string]time.Time)}
-	began := time.Now()
-	add := func(name string, at time.Time) {
-		c.past[name], c.pastAt[name] = only(1), at
-	}
-	for i := range 150 {
-		add(fmt.Sprintf("b-00000-%010d", i), began.Add(-time.Second))
-	}
-	add("b-00000-0000000150", began.Add(time.Second)) // created after the listing
-	c.prune([]bucket{{name: "b-00000-0000000149"}}, began)
-	for _, name := range []string{"b-00000-0000000149", "b-00000-0000000150"} {
-		if !c.past[name].has(1) {
-			t.Errorf("%s is forgotten", name)
-		}
-	}
-	if len(c.past) != 2 || len(c.pastAt) != 2 {
-		t.Errorf("%d and %d buckets are remembered; want 2", len(c.past), len(c.pastAt))
-	}
-}
-
-// A search while the queue is paused lists no buckets. That does not mean that the buckets were
-// deleted: the claimant still knows which of its elements are settled.
-func TestASearchDuringAPauseForgetsNoSettledNumber(t *testing.T) {
+// The elements of a bucket that it has forgotten still come once each.
+func TestAClaimantForgetsBucketsAndDeliversEachElementOnce(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		m := open(t, zktest.Start(t))
-		q := queueAt(m, "/q")
-		send(t, q, "x", "y")
+		q, other := queueAt(m, "/q"), queueAt(m, "/q")
+		send(t, q, "a", "b", "c", "d")
+		peeked, err := other.Peek(t.Context()) // other remembers the listing with all four
+		harness.Must(t, err)
 		it := receive(t, q).(*item)
 		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
 		c := it.c
 		c.mu.Lock()
-		for i := range 100 { // as many as in a queue with 100,000 elements
-			c.past["b-00000-"+strconv.Itoa(i)] = only(1)
+		for i := range 3 * maxPast {
+			c.dropLocked(&item{element: element{bucket: "b-00000-" + strconv.Itoa(i)}, c: c}, true)
 		}
+		forgotten := !c.past[it.bucket].has(it.seq)
+		n := len(c.past)
 		c.mu.Unlock()
-		time.Sleep(time.Second)
-		harness.Must(t, q.Pause(t.Context()))
-		f, err := q.search(t.Context(), m.Present(), quest{n: 1, spread: 1})
-		harness.Must(t, err)
-		if c.prune(f.all, f.from); !c.past[it.bucket].has(it.seq) {
-			t.Error("the claimant has forgotten a settled number of a bucket that exists")
+		if string(peeked.Data) != "a" || !forgotten || n > maxPast+1 {
+			t.Fatalf("peeked %q; a settled number is forgotten: %v; %d buckets are remembered", peeked.Data, forgotten, n)
+		}
+		harness.Must(t, receive(t, q).Settle(t.Context(), Settlement{Fate: Remove})) // b, and the board loses the number of a
+		wantTake(t, other, "c", 0)
+		wantTake(t, q, "d", 0)
+		for _, q := range []*core{q, other} {
+			if e, err := q.Take(t.Context()); e != nil || err != nil {
+				t.Errorf("Take = %v, %v", e, err)
+			}
 		}
 	})
 }

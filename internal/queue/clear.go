@@ -49,14 +49,13 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 // The method `survey` reads all buckets. It deletes the empty buckets to which producers no longer
 // add elements.
 func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, error) {
-	names, err := inc.Names(ctx, q.dir)
+	buckets, err := q.buckets(ctx, inc)
 	if err != nil {
 		return nil, err
 	}
-	buckets := parseBuckets(names)
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, false)
+		_, err = q.bury(ctx, inc, lots, false)
 	}
 	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
@@ -74,7 +73,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 			return err == nil, err
 		}
 		// A remembered listing may show an element that was removed and left no trace on its board.
-		q.listings.Clear()
+		q.forget()
 	}
 }
 
@@ -85,7 +84,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, false)
+		_, err = q.bury(ctx, inc, lots, false)
 	}
 	if err != nil {
 		return nil, 0, false, err
@@ -142,7 +141,7 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if !ok {
 			return nil, nil
 		}
-		names, err := inc.Names(ctx, q.dir)
+		buckets, err := q.buckets(ctx, inc)
 		if err != nil {
 			return nil, err
 		}
@@ -150,7 +149,7 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		// Later, in a delayed bucket. Only a consumer that has claimed the element can move it.
 		// Cancel reads the first bucket before the delayed buckets. So if Cancel finds the
 		// element in none of them, a consumer has claimed or removed the element.
-		buckets := slices.DeleteFunc(parseBuckets(names), func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
+		buckets = slices.DeleteFunc(buckets, func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })
 		return ops, err

@@ -3,7 +3,6 @@ package queue
 import (
 	"cmp"
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -20,55 +19,38 @@ var errHidden = zk.ErrNoAuth
 
 // The type `consumer` offers the elements that a pump claims.
 type consumer struct {
+	*Member
 	Joining
-	q      *core
-	p      *pump // nil if ctx had ended before Join
-	ctx    context.Context
-	over   func()     // ends ctx, and lets Session.Close continue
-	faults chan error // errors that keep the consumer from consuming; nil unless `Odd` is set
-
-	leaves atomic.Bool   // `Leave` was called
-	left   chan struct{} // closed at the end of the first call of `Leave`
+	q *core
+	p *pump // nil if the consumer's context had ended before Join
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	c := &consumer{Joining: o, q: q, left: make(chan struct{})}
-	c.ctx, c.over = q.whileOpen(ctx)
-	if c.ctx.Err() == nil {
+	c := &consumer{Member: q.Enter(ctx, o), Joining: o, q: q}
+	if c.Ctx.Err() == nil {
 		c.p = q.join(&q.push, q.cfg.Prefetch)
-	}
-	if o.Odd {
-		c.faults = make(chan error, 1)
-		q.faults.Store(c.faults, true)
 	}
 	return c
 }
 
-func (c *consumer) Leaving() <-chan struct{} { return c.ctx.Done() }
-
 func (c *consumer) Leave() {
-	if c.leaves.Swap(true) {
-		<-c.left
-		return
-	}
-	if c.p != nil {
-		c.p.leave()
-	}
-	c.q.faults.Delete(c.faults)
-	c.over()
-	close(c.left)
+	c.Part(func() {
+		if c.p != nil {
+			c.p.leave()
+		}
+	})
 }
 
 func (c *consumer) Next() (Item, error) {
 	if c.p == nil {
-		return nil, session.CtxErr(c.ctx)
+		return nil, session.CtxErr(c.Ctx)
 	}
 	for {
-		it, err := c.p.next(c.ctx, 1, c.Hand, c.faults)
+		it, err := c.p.next(c.Ctx, 1, c.Hand, c.Faults)
 		if err != nil {
 			return nil, err
 		}
-		if offer, back := c.q.present(c.ctx, it, c.Joining); offer {
+		if offer, back := c.q.present(c.Ctx, it, c.Joining); offer {
 			return it, nil
 		} else if back {
 			it.PutBack()
@@ -101,7 +83,6 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	select {
 	case <-it.pump.noting(it): // if the element crashes the process, the board must show the attempt
 		if it.c.lost() == nil && q.m.Failure() == nil {
-			it.pump.presented()
 			return true, false
 		}
 	case <-ctx.Done():
@@ -187,16 +168,11 @@ func (c *claimant) withdraw(it *item) bool {
 func (it *item) Element() Element {
 	it.c.mu.Lock()
 	defer it.c.mu.Unlock()
-	return Element{ID: it.id(), Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent, Attempts: it.attempts}
-}
-
-func (it *item) Data() []byte {
-	it.c.mu.Lock()
-	defer it.c.mu.Unlock()
-	if it.final != nil {
-		return nil
+	e := Element{ID: it.id(), Fault: it.fault, Sent: it.sent, Attempts: it.attempts}
+	if it.final == nil {
+		e.Data, e.Value = it.data, it.value
 	}
-	return it.data
+	return e
 }
 
 func (it *item) Withdrawn() (down, over <-chan struct{}) {
@@ -233,7 +209,7 @@ func (it *item) Settle(ctx context.Context, s Settlement) error {
 }
 
 func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
-	inner, leave := q.whileOpen(ctx)
+	inner, leave := WhileOpen(ctx, q.m)
 	defer leave()
 	if inner.Err() != nil {
 		return cmp.Or(session.CtxErr(ctx), session.ErrClosed)

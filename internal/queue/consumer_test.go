@@ -15,10 +15,10 @@ import (
 func TestASecondLeaveWaitsForTheFirstWhileVirtualTimeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := 0
-		c := &consumer{q: &core{}, left: make(chan struct{}), over: func() {
+		c := &consumer{q: &core{}, Member: &Member{of: &Members{}, left: make(chan struct{}), over: func() {
 			time.Sleep(time.Second)
 			over++
-		}}
+		}}}
 		var both sync.WaitGroup
 		for range 2 {
 			both.Go(func() {

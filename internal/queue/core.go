@@ -21,6 +21,7 @@ import (
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
 	DeadLetters
+	Members
 	finder
 	cfg Settings
 
@@ -29,7 +30,6 @@ type core struct {
 	slots   *slots
 	gate    gate
 	sweeper *Sweeper
-	faults  sync.Map                            // a set of chan error, which receive the errors that keep consumers from consuming
 	vetted  atomic.Pointer[session.Incarnation] // the last session in which `vet` accepted the queue
 
 	mu       sync.Mutex
@@ -41,26 +41,14 @@ type core struct {
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
 	at := newSite(m, cfg.Path)
-	q := &core{cfg: cfg, trace: m.Trace}
+	q := &core{Members: Members{Session: m, Queue: cfg.Path}, cfg: cfg, trace: m.Trace}
 	q.DeadLetters = DeadLetters{Manager: m, Path: cfg.Path, Dir: at.dead, Receipts: at.receipts}
-	q.finder.site, q.skips.Complain, q.finder.mark = at, q.complain, q.mark
-	q.sweeper = NewSweeper(q.DeadLetters, at.senders, at.ids, cfg.KeepDead)
+	q.finder.site, q.skips.Complain, q.finder.mark = at, q.Complain, q.mark
+	q.sweeper = NewSweeper(q.DeadLetters, cfg.KeepDead)
 	q.gate = gate{site: at, limit: cfg.MaxLen, turn: make(chan struct{}, 1), full: make(chan struct{})}
 	q.slots = &slots{site: at, known: make(map[slot]string)}
 	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
 	return q
-}
-
-// The method `complain` reports an error that keeps the consumers from consuming.
-func (q *core) complain(err error) {
-	q.m.Log.Error("zsync: cannot consume", "path", q.path, "err", err)
-	q.faults.Range(func(c, _ any) bool {
-		select {
-		case c.(chan error) <- err:
-		default: // the previous error is still unread
-		}
-		return true
-	})
 }
 
 // The method `check` decodes an item. If the item must become a dead letter, `check` sets its
@@ -93,33 +81,6 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 // the call.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return txns.Across(ctx, q.m, q.receipts, ops)
-}
-
-// whileOpen returns a context that ends with ctx, or when the Session begins to close. In the
-// second case, the cause of the context is ErrClosed. Session.Close waits until the caller calls
-// the function `leave`. That call also ends the context.
-func (q *core) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
-	leaving, stay := q.m.BeforeClose()
-	inner, cancel := context.WithCancelCause(ctx)
-	if session.IsClosed(leaving) {
-		cancel(session.ErrClosed)
-	}
-	q.m.Spawn(func() {
-		select {
-		case <-leaving:
-			cancel(session.ErrClosed)
-		case <-inner.Done():
-		}
-	})
-	return inner, func() {
-		cancel(nil)
-		stay()
-	}
-}
-
-// The method `letter` returns the operations that create the dead letter of an item.
-func (q *core) letter(it *item, fault error, attempts int) []any {
-	return q.DeadLetters.Make(fmt.Sprintf("%05d%s", it.prio, keyOf(it.tag)), it.data, it.sent, attempts, fault)
 }
 
 // The method `vet` returns an error if a parent znode of the queue lets other clients change the

@@ -183,12 +183,9 @@ type Consumer interface {
 // An Item is an element that this process has claimed. The claim ends when the Item is settled, or
 // with the ZooKeeper session. The methods of an Item may be called concurrently.
 type Item interface {
-	// Element returns the element. A settled element has neither Data nor Value.
+	// Element returns the element. A settled element has neither Data nor Value, and a settled Item
+	// does not retain the bytes.
 	Element() Element
-
-	// Data returns Element().Data, or nil if the Item is settled. A settled Item does not retain
-	// the bytes.
-	Data() []byte
 
 	// Withdrawn returns two channels: `down` is closed when the connection is lost, and `over` is
 	// closed when the claim is lost. Once either is closed, the caller must no longer offer the

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -117,22 +116,17 @@ type finding struct {
 	others bool      // the boards have lines of other marks that exist
 	left   *finding  // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time // when the search ended
-	all    []bucket  // all buckets of the queue
-	from   time.Time // a time before the buckets were listed
 }
 
 // The type `finder` looks for free elements.
 type finder struct {
 	site
-	skips    Skipper
-	listings sync.Map      // by name of a bucket: see the method `list`
-	keyed    atomic.Bool   // elements have had keys
-	mark     func() string // returns the name of this client's mark, or ""
+	skips Skipper
+	keyed atomic.Bool   // elements have had keys
+	mark  func() string // returns the name of this client's mark, or ""
 
-	mu     sync.Mutex
-	alive  map[string]bool // the marks of the last listing; guarded by mu
-	listed time.Time       // time of that listing; guarded by mu
-	lister string          // this client's mark at that listing; guarded by mu
+	mu       sync.Mutex
+	listings map[string]contents // by name of a bucket: see the method `list`; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -151,7 +145,6 @@ type quest struct {
 	n      int  // largest number of elements to find; all are in one bucket
 	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
 	aside  bool // write nothing
-	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
 
 // The method `search` finds free elements.
@@ -160,7 +153,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 	again := q.skips.Next()
 	path := session.ChildPath(q.dir, keysName)
 	for {
-		*f = finding{due: again, from: time.Now()}
+		*f = finding{due: again}
 		var keys *zk.Stat
 		var err error
 		if q.keyed.Load() {
@@ -170,7 +163,6 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		}
 		names, _, err := inc.Children(ctx, q.dir)
 		if session.IsNoNode(err) || err == nil && slices.Contains(names, pausedName) {
-			f.from = time.Time{} // f.all does not have the buckets, so it proves no deletion
 			return f, nil
 		}
 		if err != nil {
@@ -182,8 +174,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 				continue
 			}
 		}
-		f.all = parseBuckets(names)
-		if err := q.searchLots(ctx, inc, f, f.all, keys, how); err != nil {
+		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys, how); err != nil {
 			return nil, err
 		}
 		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
@@ -206,7 +197,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 // keys, searchLots reads all buckets at once, and searches them in order.
 func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
 	atOnce := lotsAtOnce
-	if q.forget(all); keys != nil {
+	if keys != nil {
 		atOnce, how.spread = max(len(all), 1), 1
 	} else {
 		now := time.Now().UnixMilli()
@@ -221,7 +212,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	for from := 0; from < len(all); from += atOnce {
 		lots, err := q.lots(ctx, inc, all[from:min(from+atOnce, len(all))])
 		if err == nil {
-			f.others, err = q.bury(ctx, inc, lots, f.others, how.watch)
+			f.others, err = q.bury(ctx, inc, lots, f.others)
 		}
 		if err != nil {
 			return err
@@ -256,44 +247,25 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	return nil
 }
 
-// After a listing of the marks, the finder assumes for the time aliveFor that the listed marks
-// exist. It does not assume this if the client has had another mark since. The client's earlier mark
-// is perhaps in the listing, and was perhaps deleted at the end of its session. If the finder took
-// that mark for alive, an only consumer would skip elements that it had claimed before, and would
-// deliver later elements first.
-const aliveFor = time.Second
-
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
 // lines. Its result is true if `others` is true, or if the board of a lot with elements keeps a line
-// of another mark. The argument `others` is the result for earlier lots. If `watch` is set, `bury`
-// lists the marks even if the last listing is fresh.
-func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
-	mine, foreign, unknown := q.mark(), false, false
-	q.mu.Lock()
-	alive := q.alive
-	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
-	q.mu.Unlock()
-	for _, t := range lots {
-		for mark := range t.board.lines {
-			if mark != mine && t.children > 0 {
-				foreign, unknown = true, unknown || !fresh || !alive[mark]
-			}
-		}
-	}
-	if !foreign || !unknown && !watch {
-		return others || foreign, nil
+// of another mark. The argument `others` is the result for earlier lots.
+func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others bool) (bool, error) {
+	mine := q.mark()
+	if !slices.ContainsFunc(lots, func(t *lot) bool {
+		_, ours := t.board.lines[mine]
+		return t.children > 0 && (len(t.board.lines) > 1 || len(t.board.lines) == 1 && !ours)
+	}) {
+		return others, nil
 	}
 	names, err := inc.Names(ctx, q.live) // after the boards were read
 	if err != nil {
 		return others, err
 	}
-	alive = make(map[string]bool, len(names))
+	alive := make(map[string]bool, len(names))
 	for _, name := range names {
 		alive[name] = true
 	}
-	q.mu.Lock()
-	q.alive, q.listed, q.lister = alive, time.Now(), mine
-	q.mu.Unlock()
 	for _, t := range lots {
 		for mark, h := range t.board.lines {
 			switch {
@@ -338,11 +310,7 @@ func pick(lots []*lot, spread int) int {
 // The method `lots` reads buckets, and returns the result. It leaves out deleted buckets, skipped
 // buckets, and buckets that the client cannot read.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
-	paths := make([]string, len(buckets))
-	for i, b := range buckets {
-		paths[i] = session.ChildPath(q.dir, b.name)
-	}
-	nodes, err := inc.GetSmall(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, err
 	}
@@ -385,12 +353,12 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // of deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads
 // the listing again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
-	if before, ok := q.listings.Load(t.name); ok {
-		before := before.(contents)
-		if before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed {
-			t.elements = before.elements
-			return nil
-		}
+	q.mu.Lock()
+	before, ok := q.listings[t.name]
+	q.mu.Unlock()
+	if ok && (before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed) {
+		t.elements = before.elements
+		return nil
 	}
 	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
 	if session.IsNoNode(err) || q.skips.Unreadable(t.name, -1, t.name, err) {
@@ -400,7 +368,12 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		return err
 	}
 	t.elements = parseElements(t.bucket, names)
-	q.listings.Store(t.name, contents{t.last, stat.Pzxid, t.elements})
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.listings == nil || len(q.listings) >= maxListings {
+		q.listings = make(map[string]contents)
+	}
+	q.listings[t.name] = contents{t.last, stat.Pzxid, t.elements}
 	return nil
 }
 
@@ -411,21 +384,14 @@ type contents struct {
 	elements []element // read only
 }
 
-// The method `forget` drops the listings of deleted buckets.
-func (q *finder) forget(all []bucket) {
-	var there map[string]bool
-	q.listings.Range(func(name, _ any) bool {
-		if there == nil {
-			there = make(map[string]bool, len(all))
-			for _, b := range all {
-				there[b.name] = true
-			}
-		}
-		if !there[name.(string)] {
-			q.listings.Delete(name)
-		}
-		return true
-	})
+// maxListings is the largest number of remembered listings.
+const maxListings = 1000
+
+// The method `forget` drops the remembered listings.
+func (q *finder) forget() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.listings = nil
 }
 
 // Elements with keys. Consumers claim the elements of one key in order, and one at a time. An
@@ -483,7 +449,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 	w := make(ward)
 	for _, t := range lots {
 		t.keyed, t.keys = true, keys
-		claimed := setOf(slices.Concat(slices.Collect(maps.Values(claims(t.board)))...))
+		claimed := t.board.claimed()
 		if t.children == 0 || len(claimed) == 0 && !t.delayed {
 			continue
 		}
@@ -508,14 +474,6 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		}
 		return ok
 	}, nil
-}
-
-func claims(b *board) map[string][]span {
-	all := make(map[string][]span, len(b.lines))
-	for mark, h := range b.lines {
-		all[mark] = h.claimed
-	}
-	return all
 }
 
 // The method `exclusion` returns operations for a claim in the lot. The servers refuse them if

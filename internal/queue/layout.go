@@ -106,6 +106,17 @@ type bucket struct {
 	delayed bool
 }
 
+// pathsOf returns the paths of children of `dir`.
+func pathsOf[E any](dir string, es []E, name func(E) string) []string {
+	paths := make([]string, len(es))
+	for i, e := range es {
+		paths[i] = session.ChildPath(dir, name(e))
+	}
+	return paths
+}
+
+func (b bucket) text() string { return b.name }
+
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 

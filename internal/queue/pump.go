@@ -21,7 +21,8 @@ import (
 // prefetch. So a slow consumer leaves the other elements to other clients.
 type pump struct {
 	q      *core
-	most   int // limit of `ahead`; 0: the pump claims only elements that consumers wait for
+	of     **pump // the field of `q` that has this pump while it has consumers
+	most   int    // limit of `ahead`; 0: the pump claims only elements that consumers wait for
 	ctx    context.Context
 	cancel context.CancelFunc
 	over   chan struct{} // closed when the method `run` has ended
@@ -59,7 +60,7 @@ func (q *core) join(of **pump, most int) *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if *of == nil {
-		p := &pump{q: q, most: most, changed: make(chan struct{}), over: make(chan struct{}), ahead: min(most, 1), spread: 1}
+		p := &pump{q: q, of: of, most: most, changed: make(chan struct{}), over: make(chan struct{}), ahead: min(most, 1), spread: 1}
 		p.ctx, p.cancel = context.WithCancel(context.Background())
 		*of = p
 	}
@@ -77,11 +78,7 @@ func (p *pump) leave() {
 	last := p.consumers == 0
 	if last {
 		p.cancel()
-		if p.q.push == p {
-			p.q.push = nil
-		} else if p.q.pull == p {
-			p.q.pull = nil
-		}
+		*p.of = nil
 	}
 	p.q.mu.Unlock()
 	p.mu.Lock()
@@ -223,7 +220,7 @@ func (p *pump) run() {
 		}
 		// An operator may repair the cause on the servers, such as a missing permission. So the
 		// pump tries again, and the consumers stay.
-		p.q.complain(err)
+		p.q.Complain(err)
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
 		case <-p.ctx.Done():
@@ -289,9 +286,6 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		} else {
 			p.found = nil
 		}
-		if err == nil && p.found != nil {
-			c.prune(p.found.all, p.found.from)
-		}
 		if err == nil && (p.found == nil || len(p.found.es) == 0) {
 			err = p.idle(inc)
 		}
@@ -301,9 +295,9 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
 	// has had the elements since the search.
 	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
-	var r *reading
+	var read func() ([]session.Node, error)
 	if p.spread == 1 && p.pause == 0 {
-		r = p.read(inc, es)
+		read = p.read(inc, es)
 	}
 	p.setClaiming(true)
 	defer p.setClaiming(false)
@@ -319,11 +313,11 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		return p.makeWay(inc)
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
-	if r == nil {
-		r = p.read(inc, es)
+	if read == nil {
+		read = p.read(inc, es)
 	}
 	// 4. Give the items to the consumers.
-	items, err = p.fetch(c, items, r)
+	items, err = p.fetch(c, items, read)
 	if p.fill(items, len(es) == room); err != nil {
 		return err
 	}
@@ -366,40 +360,35 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 // maxSpread is the upper limit of the field `spread`.
 const maxSpread = 64
 
-// The type `reading` is the result of reading elements.
-type reading struct {
-	nodes []session.Node
-	err   error
-	done  chan struct{}
-}
-
-// The method `read` starts a goroutine that reads elements. It does not wait for the result.
-func (p *pump) read(inc *session.Incarnation, es []element) *reading {
-	r := &reading{done: make(chan struct{})}
-	paths := make([]string, len(es))
-	for i, e := range es {
-		paths[i] = session.ChildPath(p.q.dir, e.key())
-	}
+// The method `read` starts a goroutine that reads elements. The function that it returns waits for the
+// result.
+func (p *pump) read(inc *session.Incarnation, es []element) func() ([]session.Node, error) {
+	var nodes []session.Node
+	var err error
+	paths, done := pathsOf(p.q.dir, es, element.key), make(chan struct{})
 	p.q.m.Spawn(func() {
-		defer close(r.done)
-		r.nodes, r.err = inc.GetVisible(session.Finishing, paths)
+		defer close(done)
+		nodes, err = inc.GetVisible(session.Finishing, paths)
 	})
-	return r
+	return func() ([]session.Node, error) {
+		<-done
+		return nodes, err
+	}
 }
 
-// The method `fetch` waits for the reading `r`, and stores the data in the items. It drops an item
-// if its element was deleted. It returns an item to the queue if the client cannot read the
+// The method `fetch` waits for the result of `read`, and stores the data in the items. It drops an
+// item if its element was deleted. It returns an item to the queue if the client cannot read the
 // element. The result `ours` has the other items.
-func (p *pump) fetch(c *claimant, items []*item, r *reading) (ours []*item, err error) {
-	<-r.done
-	if r.err != nil {
+func (p *pump) fetch(c *claimant, items []*item, read func() ([]session.Node, error)) (ours []*item, err error) {
+	nodes, err := read()
+	if err != nil {
 		for _, it := range items {
 			c.decide(it, entry{fate: Return})
 		}
-		return nil, r.err
+		return nil, err
 	}
 	c.mu.Lock()
-	for i, n := range r.nodes {
+	for i, n := range nodes {
 		switch it := items[i]; {
 		case it.final != nil: // the method `end` has returned the item
 		case n.Stat == nil:
@@ -462,12 +451,23 @@ func (p *pump) roomLocked() int {
 const patience = 5 * time.Millisecond
 
 // awaitRoom waits until the pump may claim more items. The result `room` is the number of these
-// items. The result `hands` is the number of them that the program settles itself.
+// items. The result `hands` is the number of them that the program settles itself. If the wait takes
+// longer than the time `patience`, the pump leaves its place in the line.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
-	err = p.until(inc, func() bool {
+	so := func() bool {
 		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
 		return room > 0
-	})
+	}
+	if p.place != nil {
+		limited, cancel := context.WithTimeout(p.ctx, patience)
+		err = p.wait(limited, inc, so)
+		cancel()
+		if err == nil || p.ctx.Err() != nil || !inc.Alive() {
+			return room, hands, err
+		}
+		p.leavePlace()
+	}
+	err = p.wait(p.ctx, inc, so)
 	return room, hands, err
 }
 
@@ -478,21 +478,7 @@ func (p *pump) wanted(inc *session.Incarnation) bool {
 	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
-// The method `until` blocks until the function `so` returns true. If that takes longer than the
-// time `patience`, the pump leaves its place in the line. The function `so` is called with mu held.
-func (p *pump) until(inc *session.Incarnation, so func() bool) error {
-	if p.place != nil {
-		limited, cancel := context.WithTimeout(p.ctx, patience)
-		err := p.wait(limited, inc, so)
-		cancel()
-		if err == nil || p.ctx.Err() != nil || !inc.Alive() {
-			return err
-		}
-		p.leavePlace()
-	}
-	return p.wait(p.ctx, inc, so)
-}
-
+// The method `wait` blocks until the function `so` returns true. It calls `so` with mu held.
 func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() bool) error {
 	for {
 		p.mu.Lock()
@@ -537,14 +523,6 @@ const (
 	// The pump notes about as many items in one write as consumers take within the time noteAfter.
 	noteAfter = 20 * time.Millisecond
 )
-
-// The method `presented` records that a consumer begins to offer an item. The time before that,
-// such as the time of the write of the note, does not count for the pace.
-func (p *pump) presented() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pace.took(time.Now())
-}
 
 // The pump checks at intervals of shedEvery whether its consumers have become slow.
 const shedEvery = time.Second

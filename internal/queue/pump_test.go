@@ -61,8 +61,8 @@ func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
 					for range 2 { // a search finds at most half a bucket
 						harness.Must(t, g.Receive(t.Context(), bucketSize/2, func(it Item) { items = append(items, it) }))
 					}
-					if it := receive(t, g); string(it.Data()) != strconv.Itoa(bucketSize) {
-						t.Fatalf("received %q", it.Data())
+					if it := receive(t, g); string(it.Element().Data) != strconv.Itoa(bucketSize) {
+						t.Fatalf("received %q", it.Element().Data)
 					}
 					var all sync.WaitGroup
 					for _, it := range items {
@@ -79,7 +79,7 @@ func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
 					it, err := c.Next()
 					harness.Must(t, err)
 					it.Handed()
-					if v := string(it.Data()); v != strconv.Itoa(i) {
+					if v := string(it.Element().Data); v != strconv.Itoa(i) {
 						t.Fatalf("the only consumer has received %s, want %d", v, i)
 					}
 					go it.Settle(t.Context(), Settlement{Fate: Remove})

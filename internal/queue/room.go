@@ -24,11 +24,14 @@ type gate struct {
 	limit int           // 0: no limit
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 
-	mu      sync.Mutex
-	full    chan struct{} // closed while the goroutine with the token waits for room; guarded by mu
-	have    int           // elements at the last count, plus the elements that this producer has sent since; guarded by mu
-	buckets int           // number of buckets at the last count; guarded by mu
-	counted time.Time     // time of the last count; guarded by mu
+	// Only the goroutine with the token uses these fields.
+
+	have    int       // elements at the last count, plus the elements that this producer has sent since
+	buckets int       // number of buckets at the last count
+	counted time.Time // time of the last count
+
+	mu   sync.Mutex
+	full chan struct{} // closed while the goroutine with the token waits for room; guarded by mu
 }
 
 const (
@@ -86,15 +89,8 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		<-g.turn
 	}()
 	for waits := 0; ; waits++ {
-		g.mu.Lock()
-		fresh := time.Since(g.counted) < countEvery
-		room := fresh && g.have+n <= limit
-		if room {
+		if time.Since(g.counted) < countEvery && g.have+n <= limit {
 			g.have += n
-		}
-		pause := min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait)
-		g.mu.Unlock()
-		if room {
 			return nil
 		}
 		if waits > 0 {
@@ -107,7 +103,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 			}
 			g.mu.Unlock()
 			g.m.Waiters.Add(1)
-			err := g.m.Sleep(ctx, pause)
+			err := g.m.Sleep(ctx, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait))
 			g.m.Waiters.Add(-1)
 			if err != nil {
 				return waited(err)
@@ -120,9 +116,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		case err != nil:
 			return err
 		}
-		g.mu.Lock()
 		g.have, g.buckets, g.counted = have, buckets, time.Now()
-		g.mu.Unlock()
 	}
 }
 
@@ -172,6 +166,12 @@ func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	return known, err
 }
 
+// The method `buckets` lists the buckets.
+func (q site) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
+	names, err := inc.Names(ctx, q.dir)
+	return parseBuckets(names), err
+}
+
 // The type `tally` is the number of elements in a bucket.
 type tally struct {
 	name     string
@@ -182,16 +182,11 @@ type tally struct {
 // The method `counts` returns the number of elements in each bucket. The result is not a snapshot
 // of all buckets.
 func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally, err error) {
-	names, err := inc.Names(ctx, q.dir)
+	buckets, err := q.buckets(ctx, inc)
 	if err != nil {
 		return nil, err
 	}
-	buckets := parseBuckets(names)
-	paths := make([]string, len(buckets))
-	for i, b := range buckets {
-		paths[i] = session.ChildPath(q.dir, b.name)
-	}
-	nodes, err := inc.GetSmall(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, err
 	}

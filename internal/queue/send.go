@@ -165,15 +165,8 @@ func (o *outbox) run() {
 	defer stay()
 	for {
 		group := o.take()
-		if len(group) == 0 {
-			o.mu.Lock()
-			more := len(o.waiting) > 0
-			o.running = more
-			o.mu.Unlock()
-			if !more {
-				return
-			}
-			continue
+		if group == nil {
+			return
 		}
 		inc, err := o.post(group)
 		for _, p := range group {
@@ -185,7 +178,8 @@ func (o *outbox) run() {
 	}
 }
 
-// The method `take` removes the parcels of the next transaction from the outbox.
+// The method `take` removes the parcels of the next transaction from the outbox. If there are none, it
+// returns nil, and `run` must end.
 func (o *outbox) take() (group []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -207,6 +201,7 @@ func (o *outbox) take() (group []*parcel) {
 		group = append(group, p)
 		o.waiting = o.waiting[1:]
 	}
+	o.running = group != nil
 	return group
 }
 
@@ -332,19 +327,14 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 		o.tails = make(map[int]*tail)
 	}
 	for i, prio := range prios {
-		n := nodes[i+1]
-		t := &tail{made: n.Stat != nil}
-		if t.made {
-			t.version = n.Stat.Version
-		}
-		if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
-			if t.bucket, err = o.newestBucket(ctx, inc, prio); err != nil {
-				return err
+		t := &tail{bucket: -1, full: true}
+		if n := nodes[i+1]; n.Stat != nil {
+			t.made, t.version = true, n.Stat.Version
+			if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil {
+				return o.m.Mixed(o.dir)
 			}
-			t.full = true
-		}
-		if last, ok := o.full.Load(prio); ok && last == t.bucket {
-			t.full = true
+			last, ok := o.full.Load(prio)
+			t.full = ok && last == t.bucket
 		}
 		o.tails[prio] = t
 	}
@@ -354,14 +344,14 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 	return o.fathom(ctx, inc, prios)
 }
 
-// The method `fathom` finds out which of the newest buckets of these priorities are full. A
+// The method `fathom` finds out which of the newest buckets of these priorities are full or deleted. A
 // producer that has filled a bucket creates the next bucket in its next Send. But if each producer
 // sends only once, no producer creates the next bucket, and the tail still names the full bucket.
 func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
 	var known []int
 	var paths []string
 	for _, prio := range prios {
-		if t := o.tails[prio]; !t.full {
+		if t := o.tails[prio]; t.made {
 			known, paths = append(known, prio), append(paths, session.ChildPath(o.dir, bucketName(prio, t.bucket)))
 		}
 	}
@@ -374,30 +364,22 @@ func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []i
 		return err
 	}
 	for i, n := range nodes {
-		if n.Stat != nil {
-			o.tails[known[i]].full = newLot(bucket{}, n).last >= bucketSize-1
-		}
+		t := o.tails[known[i]]
+		t.gone = n.Stat == nil
+		t.full = t.full || t.gone || newLot(bucket{}, n).last >= bucketSize-1
 	}
 	return nil
-}
-
-// newestBucket finds the newest bucket of a priority by a listing. The listing is needed if the
-// tail does not exist, or an operator has changed the tail's data.
-func (o *outbox) newestBucket(ctx context.Context, inc *session.Incarnation, prio int) (number int64, err error) {
-	names, err := inc.Names(ctx, o.dir)
-	number = -1
-	for _, b := range parseBuckets(names) {
-		if b.prio == prio && !b.delayed {
-			number = b.number
-		}
-	}
-	return number, err
 }
 
 // The method `assemble` sets g.steps and g.tails.
 func (g *posted) assemble(inc *session.Incarnation) error {
 	o := g.o
 	g.tails = make(map[int]*tail)
+	anew := func(*session.Incarnation) error {
+		o.forget() // another producer has created the next bucket, or another client has deleted a bucket or the queue
+		o.brief = false
+		return nil
+	}
 	g.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
 	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
 		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
@@ -416,10 +398,10 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 		var makeDir func(*session.Incarnation, error) error
 		if p.due == 0 {
 			if g.tails[p.prio] == nil {
-				g.tails[p.prio] = g.open(p.prio)
+				g.tails[p.prio] = g.open(p.prio, when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, anew))
 			}
 			dir = session.ChildPath(o.dir, bucketName(p.prio, g.tails[p.prio].bucket))
-			makeDir = when(session.IsNoNode, func(inc *session.Incarnation) error { return o.missing(inc, p.prio) })
+			makeDir = when(session.IsNoNode, anew)
 		} else {
 			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
 			err := zk.ErrNoNode
@@ -438,7 +420,7 @@ func (g *posted) assemble(inc *session.Incarnation) error {
 			if p.due == 0 {
 				g.tails[p.prio].last = len(g.steps)
 			}
-			g.create(session.ChildPath(dir, elementName(p.due, p.tags[i])), data, makeDir)
+			g.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
 		}
 	}
 	return nil
@@ -456,21 +438,12 @@ func (g *posted) add(op any, c func(*session.Incarnation, error) error) {
 	g.steps = append(g.steps, step{op, c})
 }
 
-// The method `create` adds the step that creates an element.
-func (g *posted) create(path string, data []byte, c func(*session.Incarnation, error) error) {
-	g.add(&zk.CreateRequest{Path: path, Data: data, Acl: g.o.m.Config.ACL, Flags: zk.FlagSequence}, c)
-}
-
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
 // the newest bucket, or the creation of the next bucket. It returns the tail as it will be after
 // these steps.
-func (g *posted) open(prio int) *tail {
+func (g *posted) open(prio int, anew func(*session.Incarnation, error) error) *tail {
 	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
-	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
-		g.o.forget() // another producer has created the next bucket
-		return nil
-	})
 	if !t.full {
 		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
 		return &t
@@ -483,9 +456,7 @@ func (g *posted) open(prio int) *tail {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.
-		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			return g.o.missing(inc, prio)
-		}))
+		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
 	}
 	if t.made {
 		g.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
@@ -494,26 +465,9 @@ func (g *posted) open(prio int) *tail {
 		g.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
 		t.version = 0
 	}
-	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
+	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, incurable)
 	t.made, t.full, t.gone = true, false, false
 	return &t
-}
-
-// The method `missing` corrects the tails of `o` if the newest bucket of a priority does not exist.
-// If another client has deleted the queue, the method forgets all tails. If the queue still exists,
-// another client has deleted only the bucket, and the next transaction must create another bucket.
-func (o *outbox) missing(inc *session.Incarnation, prio int) error {
-	stat, err := inc.Exists(session.Finishing, o.dir)
-	switch {
-	case err != nil:
-	case stat == nil || stat.Czxid != o.first:
-		o.forget() // the queue was deleted, and perhaps created again
-	default:
-		if t := o.tails[prio]; t != nil {
-			t.full, t.gone = true, true
-		}
-	}
-	return err
 }
 
 func (o *outbox) forget() { o.tails = nil }

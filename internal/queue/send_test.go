@@ -54,3 +54,26 @@ func TestAProducerWhoseRepliesAreLostPutsNoMoreElementsIntoAFullBucket(t *testin
 		}
 	})
 }
+
+// Another client deletes the newest bucket, which this client knows to be full. The next Send
+// creates another bucket.
+func TestSendGoesOnWhenItsFullBucketWasDeleted(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		m := open(t, zktest.Start(t))
+		q := queueAt(m, "/q")
+		send(t, q, make([]string, bucketSize)...)
+		n, err := q.Clear(t.Context())
+		if harness.Must(t, err); n != bucketSize {
+			t.Fatalf("cleared %d elements", n)
+		}
+		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
+			names, err := inc.Names(t.Context(), q.dir)
+			for _, b := range parseBuckets(names) {
+				inc.Remove(session.ChildPath(q.dir, b.name))
+			}
+			return err
+		}))
+		send(t, q, "x")
+		wantTake(t, q, "x", 0)
+	})
+}

@@ -24,11 +24,10 @@ import (
 //	check(mark) + delete(element) + operations of the fate
 //
 // The deletion itself proves that the transaction was applied: no element's name is used again, and
-// no other client deletes the element while the claimant's mark exists. If a reply is lost, the
-// claimant sends the transaction again. If the servers refuse this attempt, the claimant first
-// writes its mark: from then on, the servers refuse every earlier attempt. Then the claimant looks
-// for the element, and after that for the mark. If the mark exists and the element does not, the
-// claimant itself has deleted the element.
+// no other client deletes the element while the claimant's mark exists. If a reply is lost,
+// claimant.transact ensures that the servers apply no attempt any more. Then the claimant looks for the
+// element, and after that for the mark. If the mark exists and the element does not, the claimant itself
+// has deleted the element.
 
 // fateHand is not the fate of an item. An entry with fateHand only records on the board that an
 // item is in hand.
@@ -63,7 +62,7 @@ type item struct {
 	back   bool            // a write of the board is under way, and returns the item
 	posted bool            // its fate is carried out
 	final  *entry          // its fate; nil until it is decided
-	then   *entry          // its fate if the servers refuse `final`, which is a txn; or nil
+	then   *entry          // its fate if the servers refuse `final`, which has a load; or nil
 	lost   error           // reason of the loss, if the claimant has ended and returned the item
 
 	ctx    context.Context         // context of the claim; nil until the first call of the method `context`
@@ -73,7 +72,7 @@ type item struct {
 // The method `read` takes the data and the times of an item from its znode.
 func (it *item) read(n session.Node) {
 	it.data, it.size, it.sent = n.Data, len(n.Data), time.UnixMilli(n.Stat.Ctime)
-	it.attempts += int(it.tries) + int(n.Stat.Version) // an earlier engine counted attempts by the znode's version
+	it.attempts += int(it.tries)
 	if it.first > 0 {
 		it.sent = time.UnixMilli(it.first)
 	}
@@ -89,7 +88,7 @@ type entry struct {
 	bump   bool          // this delivery counts as an attempt
 	due    int64         // for Later: due time in Unix milliseconds
 	reason error         // for Bury: reason of the dead letter
-	with   *txn          // for Remove: the program's operations in the same transaction, or nil
+	with   *load         // for Remove: the program's operations in the same transaction, or nil
 	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	alone  bool          // the entry needs a transaction of its own
 	done   chan struct{}
@@ -119,7 +118,7 @@ func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
 	if it.final == nil {
 		c.enterLocked(it, e)
 	} else if it.final.with != nil && e.fate != Remove {
-		it.then = &e // the program returns or rejects the element although its txn has no result yet
+		it.then = &e // the program returns or rejects the element although its load has no result yet
 	}
 	return it.final, it.final.fate == e.fate
 }
@@ -233,58 +232,33 @@ func (c *claimant) next500() []*entry {
 // The method `settle` carries out entries in one transaction. If the servers refuse an entry,
 // `settle` cures the cause or leaves the entry out. Then it sends the transaction again.
 func (c *claimant) settle(es []*entry) {
-	open := false // the servers may have applied an attempt without a reply, or may apply it later
-	for try := 0; len(es) > 0; {
+	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
 		if err == nil {
 			err = session.CheckSize(opsOf(steps))
 		}
-		unsent := err != nil
 		var rs []zk.MultiResponse
-		if !unsent {
-			first := c.check()
-			if es[0].with != nil { // the mark then has the zxid of the transaction, which Recall needs if the reply is lost
-				first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: first.(*zk.CheckVersionRequest).Version}
+		open := false
+		if err == nil {
+			var zxid int64
+			// If the reply is lost, Recall needs the zxid of the transaction, which the mark then has.
+			rs, open, err = c.transact(opsOf(steps), es[0].with != nil, func(mark int64) (bool, error) {
+				zxid = mark
+				return c.deleted(es)
+			})
+			if err == nil {
+				c.removed(es, rs, zxid)
+				return
 			}
-			rs, open, err = c.attempt(append([]any{first}, opsOf(steps)...), open)
 		}
-		switch {
-		case err == nil:
-			if rs[0].Stat != nil {
-				c.wrote(rs[0].Stat)
-			}
-			c.removed(es, rs, 0)
-			return
-		case isOver(err), context.Cause(c.held) != nil:
+		if open || isOver(err) || context.Cause(c.held) != nil {
 			c.orphaned(es, open)
 			return
-		case !unsent && session.OutcomeOf(err) != session.Answered:
-			if c.inc.Pause(session.Finishing, try) != nil {
-				c.orphaned(es, open)
-				return
-			}
-			try++
-			continue
-		case open:
-			switch applied, zxid, e := c.applied(es); {
-			case e != nil:
-				c.orphaned(es, true)
-				return
-			case applied:
-				c.removed(es, nil, zxid)
-				return
-			}
-			open = false
-			continue // no earlier attempt can cause the next refusal
 		}
-		i := session.FailedOp(rs)
-		switch {
-		case i == 0:
-			if _, err := c.unchecked(c.check(), err, false); err != nil {
-				c.orphaned(es, false)
-				return
-			}
-		case i < 0 && len(es) > 1: // the next calls of `settle` send each entry alone, to find the faulty entry
+		e := es[0]
+		if i := session.FailedOp(rs) - 1; i >= 0 {
+			e, err = owners[i], steps[i].cure(c.inc, err)
+		} else if len(es) > 1 { // the next calls of `settle` send each entry alone, to find the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
 				e.alone = true
@@ -292,41 +266,16 @@ func (c *claimant) settle(es []*entry) {
 			c.queue = slices.Concat(es, c.queue)
 			c.mu.Unlock()
 			return
-		default:
-			e := es[0]
-			if i > 0 {
-				e, err = owners[i-1], steps[i-1].cure(c.inc, err)
-			}
-			if d, ok := opAt(steps, i-1).(*zk.DeleteRequest); ok && session.IsNoNode(err) && d.Path == session.ChildPath(c.q.dir, e.item.key()) {
-				err = errMissing // another client has deleted the element without a claim
-			}
-			if isOver(err) {
-				c.orphaned(es, false)
-				return
-			}
-			if err != nil {
-				c.refuse(e, err)
-				es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
-			}
+		}
+		switch {
+		case isOver(err):
+			c.orphaned(es, false)
+			return
+		case err != nil:
+			c.refuse(e, err)
+			es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
 		}
 	}
-}
-
-// The method `attempt` sends a transaction once. Its second result is true if `open` is set, or if
-// this attempt has no reply: the servers may have applied an attempt without a reply, even if the
-// session has ended.
-func (c *claimant) attempt(ops []any, open bool) (rs []zk.MultiResponse, _ bool, err error) {
-	p, err := c.inc.StartMulti(session.Finishing, ops)
-	if err != nil {
-		return nil, open, err
-	}
-	rs, err = p.Wait(session.Finishing, c.inc)
-	return rs, open || session.OutcomeOf(err) == session.Unknown, err
-}
-
-// isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
-func isOver(err error) bool {
-	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
 }
 
 // The method `steps` returns the operations that carry out entries. The result `owners` has the
@@ -338,14 +287,16 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	}
 	q, bell, moved := c.q, false, false
 	for _, e = range es {
-		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, incurable)
+		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
+			return errMissing // another client has deleted the element without a claim
+		}))
 		keyed := keyOf(e.item.tag) != ""
 		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
 		switch {
 		case e.with != nil:
 			err = e.with.add(c.inc, len(steps)+1, add)
 		case e.fate == Bury:
-			for _, op := range q.letter(e.item, e.reason, e.tried()) {
+			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
 					return inc.MakeDir(session.Finishing, session.Dir{Path: q.dead})
 				}))
@@ -377,25 +328,12 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// The method `applied` returns true if an attempt without a reply was applied. If it returns false,
-// the servers will never apply such an attempt. If the transaction has written the mark, the result
-// `zxid` is the zxid of the transaction.
-func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
-	if n, err := c.look(session.Finishing, c.path()); err != nil {
-		return false, 0, err
-	} else if n.Stat != nil {
-		zxid = n.Stat.Mzxid
-	}
-	if err := c.fence(session.Finishing); err != nil {
-		return false, 0, err
-	}
-	paths := make([]string, len(es))
-	for i, e := range es {
-		paths[i] = session.ChildPath(c.q.dir, e.item.key())
-	}
-	there, err := c.thereOf(c.inc, paths)
+// The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
+// servers no longer apply any attempt of that transaction.
+func (c *claimant) deleted(es []*entry) (bool, error) {
+	there, err := c.thereOf(c.inc, es)
 	if err != nil || there > 0 {
-		return false, 0, err
+		return false, err
 	}
 	// The elements do not exist. If the mark still exists, this claimant has deleted the elements.
 	// If the mark does not exist, another client may have claimed and deleted them.
@@ -404,15 +342,15 @@ func (c *claimant) applied(es []*entry) (_ bool, zxid int64, _ error) {
 		c.lose(c.inc.Deleted())
 		err = session.ErrVanished
 	}
-	return err == nil, zxid, err
+	return err == nil, err
 }
 
-// thereOf returns the number of these paths that have a znode.
-func (c *claimant) thereOf(inc *session.Incarnation, paths []string) (there int, err error) {
+// thereOf returns the number of elements of these entries that exist.
+func (c *claimant) thereOf(inc *session.Incarnation, es []*entry) (there int, err error) {
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
 	}
-	looks, err := inc.LookAtAll(session.Finishing, paths...)
+	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
 	for _, l := range looks {
 		if !session.IsNoNode(l.Err) {
 			there++
@@ -457,7 +395,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 }
 
 // The method `refuse` handles an entry that the servers have refused. They have applied none of its
-// operations. A refused txn fails: its item stays in hand, and the fate of the item is open again.
+// operations. A refused load fails: its item stays in hand, and the fate of the item is open again.
 // Every other fate stays decided, and the claimant tries to carry it out again, because the servers
 // may then allow it.
 func (c *claimant) refuse(e *entry, err error) {
@@ -506,14 +444,14 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 		e.item.final = &next
 		e.close(err)
 	}
-	c.refused[&next] = true
-	time.AfterFunc(next.wait, func() {
+	c.q.m.Spawn(func() {
+		select {
+		case <-time.After(next.wait):
+		case <-c.held.Done(): // sendLocked closes the entry
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.refused[&next] {
-			delete(c.refused, &next)
-			c.sendLocked(&next)
-		}
+		c.sendLocked(&next)
 	})
 }
 
@@ -527,26 +465,18 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		return
 	}
 	c.q.m.Spawn(func() {
-		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) error {
-			if err := inc.AwaitGone(session.Finishing, c.path()); err != nil {
-				return err
+		there := 0 // one transaction deletes all of the elements, or none
+		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
+			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
+				there, err = c.thereOf(inc, es)
 			}
-			for _, e := range es { // one transaction deletes all of them, or none
-				there, err := c.thereOf(inc, []string{session.ChildPath(c.q.dir, e.item.key())})
-				if err != nil {
-					return err
-				}
-				if there > 0 {
-					return errNotApplied
-				}
-			}
-			return nil
+			return err
 		})
 		switch {
-		case errors.Is(err, errNotApplied):
-			c.closeAll(es, c.loss())
 		case err != nil:
 			c.closeAll(es, session.ErrClosed) // the servers may have applied it
+		case there > 0:
+			c.closeAll(es, c.loss())
 		default:
 			c.closeAll(es, fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
 		}
@@ -554,16 +484,6 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 }
 
 var errMissing = errors.New("zsync: BUG: the element is gone")
-
-// opAt returns an operation, or nil if there is none.
-func opAt(steps []step, i int) any {
-	if i < 0 {
-		return nil
-	}
-	return steps[i].op
-}
-
-var errNotApplied = errors.New("zsync: BUG: it was not applied")
 
 // The method `loss` returns the reason of the loss. Call it only if the claims are lost.
 func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
@@ -581,14 +501,14 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 		loss := c.lost()
 		var ok bool
 		if e, ok = c.decide(it, model); !ok {
-			// it.lost no longer changes: if the servers refuse a txn, it.then becomes the fate at once.
+			// it.lost no longer changes: if the servers refuse a load, it.then becomes the fate at once.
 			return e, cmp.Or(loss, it.lost, lock.ErrNotLocked)
 		}
 		err = c.await(ctx, e)
 		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || c.settled(it) {
 			return e, err
 		}
-		// The txn of another caller was refused, so the fate is undecided again.
+		// The load of another caller was refused, so the fate is undecided again.
 	}
 }
 

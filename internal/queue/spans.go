@@ -58,30 +58,6 @@ func spansOf(numbers []int32) spans {
 // once, and so copies `s` only once.
 func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
-// The method `minus` returns the numbers of `s` that are not in `t`. It needs one pass.
-func (s spans) minus(t spans) (u spans) {
-	for _, x := range s {
-		for len(t) > 0 && t[0].b < x.a {
-			t = t[1:]
-		}
-		rest := t // the last span of `rest` may overlap the next span of `s`
-		for ; len(rest) > 0 && rest[0].a <= x.b; rest = rest[1:] {
-			if rest[0].a > x.a {
-				u = append(u, span{x.a, rest[0].a - 1})
-			}
-			if rest[0].b >= x.b {
-				break
-			}
-			x.a = rest[0].b + 1
-		}
-		if len(rest) == 0 || rest[0].a > x.b {
-			u = append(u, x)
-		}
-		t = rest
-	}
-	return u
-}
-
 // String returns the set as text, for example 0-127,130.
 func (s spans) String() string {
 	var b strings.Builder

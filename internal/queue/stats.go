@@ -49,7 +49,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 		if err != nil {
 			return st, err
 		}
-		if _, err := q.bury(ctx, inc, lots, false, true); err != nil {
+		if _, err := q.bury(ctx, inc, lots, false); err != nil {
 			return st, err
 		}
 		owned, err := q.countLots(ctx, inc, lots, &st)
@@ -114,7 +114,7 @@ func (t *lot) owner(n int32) string {
 	return ""
 }
 
-// countFront reads the attempts and the age of the first element of `front` that still exists.
+// countFront reads the age of the first element of `front` that still exists.
 func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
 	for _, e := range front {
 		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
@@ -124,7 +124,6 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 		if err != nil {
 			return err
 		}
-		st.Attempts = max(st.Attempts, int(stat.Version))
 		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
 			st.Oldest = t
 		}
@@ -137,11 +136,7 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 // `owned` has the number of claims of each mark.
 func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
 	marks := slices.Sorted(maps.Keys(owned))
-	paths := make([]string, len(marks))
-	for i, mark := range marks {
-		paths[i] = session.ChildPath(q.live, mark)
-	}
-	nodes, err := inc.GetSmall(ctx, paths)
+	nodes, err := inc.GetSmall(ctx, pathsOf(q.live, marks, func(mark string) string { return mark }))
 	for i, n := range nodes {
 		hs = append(hs, Holder{Owner: string(n.Data), Claimed: owned[marks[i]]})
 	}

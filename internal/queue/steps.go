@@ -60,18 +60,3 @@ func opsOf(steps []step) (ops []any) {
 	}
 	return ops
 }
-
-// sizeOf returns an upper bound of the size of an operation.
-func sizeOf(m *session.Manager, op any) int {
-	switch op := op.(type) {
-	case *zk.CreateRequest:
-		return m.SizeOf(op.Path, op.Data)
-	case *zk.SetDataRequest:
-		return m.SizeOf(op.Path, op.Data)
-	case *zk.DeleteRequest:
-		return m.SizeOf(op.Path, nil)
-	case *zk.CheckVersionRequest:
-		return m.SizeOf(op.Path, nil)
-	}
-	return 512
-}

@@ -25,7 +25,7 @@ import (
 //   - a busy consumer, if the sweep is overdue by the duration sweepEvery.
 type Sweeper struct {
 	DeadLetters
-	senders, ids string        // empty if the layout has none
+	senders, ids string        // paths as the servers know them
 	keep         time.Duration // dead letters expire after this time; 0: never
 
 	mu  sync.Mutex
@@ -33,8 +33,9 @@ type Sweeper struct {
 }
 
 // NewSweeper returns a Sweeper. Dead letters expire after the time `keep`; 0 means never.
-func NewSweeper(dead DeadLetters, senders, ids string, keep time.Duration) *Sweeper {
-	return &Sweeper{DeadLetters: dead, senders: senders, ids: ids, keep: keep, due: time.Now()}
+func NewSweeper(dead DeadLetters, keep time.Duration) *Sweeper {
+	at := newSite(dead.Manager, dead.Path)
+	return &Sweeper{DeadLetters: dead, senders: at.senders, ids: at.ids, keep: keep, due: time.Now()}
 }
 
 const (
@@ -80,7 +81,7 @@ func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
 		return
 	}
 	s.Manager.Spawn(func() {
-		for _, f := range []func(context.Context, *session.Incarnation) error{s.abandoned(s.senders), s.abandoned(s.Receipts), s.sweepIDs, s.sweepDead} {
+		for _, f := range []func(context.Context, *session.Incarnation) error{s.sweepReceipts, s.sweepIDs, s.sweepDead} {
 			if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
 				s.again()
 				return
@@ -117,9 +118,6 @@ func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 // A call of SendID that finds a note also writes the shard, to read the servers' time. After any
 // write of the shard, the remaining notes of the shard wait for the next sweep.
 func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
-	if s.ids == "" {
-		return nil
-	}
 	shards, stat, err := inc.Children(ctx, s.ids)
 	// In half of the time sweepEvery, the sweep of one process is enough. This machine's clock
 	// is exact enough to measure that time.
@@ -185,32 +183,28 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 	return nil
 }
 
-// The method `abandoned` returns a function that deletes old receipts in `dir`. A receipt is old
-// if no client has written it during the time session.SweptAfter. A running process writes its
-// receipt in each transaction, and deletes the receipt a moment after the last transaction. So
-// only a process that was cut off for that time finds its receipt deleted. In this case, the call
-// of the process returns an error that says that the outcome is unknown.
+// sweepReceipts deletes old receipts. A receipt is old if no client has written it during the time
+// session.SweptAfter. A running process writes its receipt in each transaction, and deletes the
+// receipt a moment after the last transaction. So only a process that was cut off for that time finds
+// its receipt deleted. In this case, the call of the process returns an error that says that the
+// outcome is unknown.
 //
 // Each deletion names the version that was read. If the process writes its receipt after that
 // read, the servers refuse the deletion.
-func (s *Sweeper) abandoned(dir string) func(ctx context.Context, inc *session.Incarnation) error {
-	return func(ctx context.Context, inc *session.Incarnation) error {
-		if dir == "" {
-			return nil
-		}
+func (s *Sweeper) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
+	for _, dir := range []string{s.senders, s.Receipts} {
 		paths, nodes, now, err := s.read(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
-		if err != nil {
-			return err
-		}
 		for i, n := range nodes {
 			if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
 				continue
 			}
-			_, err := inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
-			if session.OutcomeOf(err) != session.Answered {
+			if _, err = inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version}); session.OutcomeOf(err) != session.Answered {
 				return err
 			}
 		}
-		return nil
+		if session.OutcomeOf(err) != session.Answered {
+			return err
+		}
 	}
+	return nil
 }

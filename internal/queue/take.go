@@ -15,7 +15,7 @@ import (
 
 // Take claims an element and then removes it.
 func (q *core) Take(ctx context.Context) (*Element, error) {
-	inner, leave := q.whileOpen(ctx)
+	inner, leave := WhileOpen(ctx, q.m)
 	defer leave()
 	for {
 		e, again, err := q.takeOne(inner)
@@ -50,9 +50,9 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, err == nil, err
 	}
 	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// The removal is a txn, so it fails if the servers refuse it. Without the txn, the claimant
+	// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
 	// would try a refused removal again, and would remove an element that the caller does not get.
-	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &txn{load: &load{m: q.m}}})
+	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &load{m: q.m}})
 	switch {
 	case err == nil, session.IsNoNode(err):
 		return e, false, nil // NoNode: this client may have removed the element, and two deliveries are better than none
@@ -88,7 +88,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 		}
 		spread, pause := 1, firstPause
 		for synced := false; ; {
-			f, err := q.search(ctx, inc, quest{n: 1, spread: spread, watch: synced})
+			f, err := q.search(ctx, inc, quest{n: 1, spread: spread})
 			if err != nil {
 				return err
 			}
@@ -132,55 +132,28 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	if err != nil {
 		return nil, err
 	}
-	c.prune(f.all, f.from)
-	type claimed struct {
-		it  *item
-		err error
-	}
-	done := make(chan claimed, 1)
-	left := make(chan struct{})
 	p := &pump{q: q}
-	q.m.Spawn(func() {
+	return Detached(ctx, q.m, func() (*item, error) {
 		defer c.leave()
 		items, err := c.claim(f.lot, f.es[:1], 0, 0)
 		if err == nil && items != nil {
 			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
 		}
-		var it *item
-		if len(items) > 0 {
-			it = items[0]
+		if len(items) == 0 {
+			return nil, err
 		}
-		select {
-		case done <- claimed{it, err}:
-			if !session.IsClosed(left) {
-				return
-			}
-		default:
-		}
+		return items[0], err
+	}, func(it *item) {
 		if it != nil {
 			c.decide(it, entry{fate: Return})
 		}
 	})
-	select {
-	case r := <-done:
-		return r.it, r.err
-	case <-ctx.Done():
-		close(left)
-		select {
-		case r := <-done:
-			if r.it != nil {
-				c.decide(r.it, entry{fate: Return})
-			}
-		default:
-		}
-		return nil, session.CtxErr(ctx)
-	}
 }
 
 func (q *core) Peek(ctx context.Context) (*Element, error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
 		for {
-			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true, watch: true})
+			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true})
 			if err != nil {
 				return nil, err
 			}
@@ -195,7 +168,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				case session.IsNoNode(err) && i < len(f.es)-1:
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
-					q.listings.Delete(f.lot.name) // its consumer may have left no trace on the board
+					q.forget() // its consumer may have left no trace on the board
 				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
 					return nil, err
@@ -234,10 +207,7 @@ const pageSize = 64
 // snapshot.
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
-		buckets, err := synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
-			names, err := inc.Names(ctx, q.dir)
-			return parseBuckets(names), err
-		})
+		buckets, err := synced(ctx, q.site, q.site.buckets)
 		for _, b := range buckets {
 			var rows []row
 			if err == nil {
@@ -271,7 +241,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s Status) (rows []row, err error) {
 	lots, err := q.lots(ctx, inc, []bucket{b})
 	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, true)
+		_, err = q.bury(ctx, inc, lots, false)
 	}
 	if err != nil || len(lots) == 0 {
 		return nil, err

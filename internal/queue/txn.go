@@ -14,21 +14,19 @@ import (
 // This file applies a program's own operations, and its sends to queues, in one transaction: all or
 // none. settle.go removes elements, and send.go stores them.
 
-// The type `txn` has the operations that a transaction applies together with the removal of an
-// element. Until the transaction is applied, the element stays in hand: a refused txn changes
+// The type `load` has the operations and sends of a program in one transaction. The transaction can
+// also remove an element. Until it is applied, the element stays in hand: a refused load changes
 // nothing.
-type txn struct {
-	*load
-	at int                // index of its first operation in the transaction
-	rs []zk.MultiResponse // responses to the program's operations
-}
-
-// The type `load` has the operations and sends of a program in one transaction.
 type load struct {
 	m     *session.Manager
 	ops   []any       // the program's own operations, with paths as the servers know them
 	sends []*shipment // one for each queue
 	size  int         // upper bound, in bytes
+
+	// The fields below are for a load that removes an element.
+
+	at int                // index of its first operation in the transaction
+	rs []zk.MultiResponse // responses to the program's operations
 }
 
 // The type `shipment` has all elements that a load sends to one queue, as a single posted value.
@@ -68,10 +66,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	if len(x.ops) > 0 {
 		x.ops, _, err = m.CheckOps(x.ops)
 	}
-	for _, op := range x.ops {
-		x.size += sizeOf(m, op)
-	}
-	if err == nil && x.size > limit {
+	if x.size += session.SizeOfOps(x.ops); err == nil && x.size > limit {
 		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", x.size, x.size-limit, session.ErrTooLarge)
 	}
 	return x, err
@@ -138,7 +133,7 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 }
 
 // The method `add` adds the steps of `x` to a transaction.
-func (x *txn) add(inc *session.Incarnation, at int, add func(any, func(*session.Incarnation, error) error)) error {
+func (x *load) add(inc *session.Incarnation, at int, add func(any, func(*session.Incarnation, error) error)) error {
 	steps, err := x.steps(inc)
 	x.at, x.rs = at, nil
 	for i, s := range steps {
@@ -167,13 +162,12 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	if err != nil {
 		return nil, err
 	}
-	t := &txn{load: x}
-	e, err := c.settleNow(ctx, it, entry{fate: Remove, with: t, alone: true})
+	e, err := c.settleNow(ctx, it, entry{fate: Remove, with: x, alone: true})
 	switch {
-	case e.with != t && err == nil:
-		return nil, lock.ErrNotLocked // settled, but not by this txn
-	case e.with == t && session.IsClosed(e.done):
-		return t.rs, e.err
+	case e.with != x && err == nil:
+		return nil, lock.ErrNotLocked // settled, but not by this load
+	case e.with == x && session.IsClosed(e.done):
+		return x.rs, e.err
 	}
 	return nil, err
 }

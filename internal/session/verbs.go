@@ -185,8 +185,13 @@ type Node struct {
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
 // read. These servers would break the connection at each attempt.
 func CheckSize(ops []any) error {
-	if n := 8 + len(wire.AppendOps(nil, ops)); n > maxRequest { // 8 is the size of the header
+	if n := SizeOfOps(ops); n > maxRequest {
 		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
 	}
 	return nil
+}
+
+// SizeOfOps returns the size of a transaction, in bytes.
+func SizeOfOps(ops []any) int {
+	return 8 + len(wire.AppendOps(nil, ops)) // 8 is the size of the header
 }

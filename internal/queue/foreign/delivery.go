@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -87,11 +86,12 @@ func (it *delivery) settleLocked(f queue.Fate) {
 	if it.cancel != nil {
 		it.cancel(nil)
 	}
+	it.data, it.value, it.inside = nil, nil, nil
 	if f == queue.Return {
 		it.q.m.Spawn(it.putBack)
 	} else {
 		close(it.done)
-		it.stored, it.data, it.value, it.inside = nil, nil, nil, nil
+		it.stored = nil
 	}
 }
 
@@ -140,15 +140,6 @@ func (it *delivery) Element() queue.Element {
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	return queue.Element{ID: it.name, Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent}
-}
-
-func (it *delivery) Data() []byte {
-	it.mu.Lock()
-	defer it.mu.Unlock()
-	if it.settled {
-		return nil
-	}
-	return it.data
 }
 
 func (it *delivery) Withdrawn() (down, over <-chan struct{}) {
@@ -235,69 +226,52 @@ func (it *delivery) Context() context.Context {
 
 // The type `taker` is a consumer that takes elements when `Next` is called.
 type taker struct {
-	q      *engine
-	ctx    context.Context
-	over   func()     // ends ctx, and lets Session.Close continue
-	faults chan error // errors that keep the taker from consuming; nil unless `Odd` is set
-	leaves atomic.Bool
-	left   chan struct{}
+	*queue.Member
+	q *engine
 }
 
 func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
-	c := &taker{q: q, left: make(chan struct{})}
-	c.ctx, c.over = q.whileOpen(ctx)
-	if o.Odd {
-		c.faults = make(chan error, 1)
-		q.faults.Store(c.faults, true)
-	}
 	q.mu.Lock()
 	q.consumers++
 	q.mu.Unlock()
-	return c
+	return &taker{q.Enter(ctx, o), q}
 }
 
-func (c *taker) Leaving() <-chan struct{} { return c.ctx.Done() }
-
 func (c *taker) Leave() {
-	if c.leaves.Swap(true) {
-		<-c.left
-		return
-	}
-	q := c.q
-	q.mu.Lock()
-	var back []*delivery
-	if q.consumers--; q.consumers == 0 {
-		back, q.ready = q.ready, nil
-	}
-	q.mu.Unlock()
-	for _, it := range back {
-		it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
-	}
-	q.faults.Delete(c.faults)
-	c.over()
-	close(c.left)
+	c.Part(func() {
+		q := c.q
+		q.mu.Lock()
+		var back []*delivery
+		if q.consumers--; q.consumers == 0 {
+			back, q.ready = q.ready, nil
+		}
+		q.mu.Unlock()
+		for _, it := range back {
+			it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+		}
+	})
 }
 
 func (c *taker) Next() (queue.Item, error) {
 	q := c.q
 	for try := 0; ; try++ {
 		select {
-		case err := <-c.faults:
+		case err := <-c.Faults:
 			return nil, err
 		default:
 		}
 		select {
 		case q.taking <- struct{}{}:
-		case err := <-c.faults:
+		case err := <-c.Faults:
 			return nil, err
-		case <-c.ctx.Done():
-			return nil, session.CtxErr(c.ctx)
+		case <-c.Ctx.Done():
+			return nil, session.CtxErr(c.Ctx)
 		case <-q.m.Closing:
 			return nil, q.m.Failure()
 		}
 		it, err := c.take()
 		<-q.taking
-		over := cmp.Or(session.CtxErr(c.ctx), q.m.Failure())
+		over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure())
 		switch {
 		case over != nil && it != nil:
 			it.PutBack()
@@ -307,12 +281,12 @@ func (c *taker) Next() (queue.Item, error) {
 		case it != nil:
 			return it, nil
 		case err != nil:
-			q.complain(err)
+			q.Complain(err)
 			select {
-			case err := <-c.faults:
+			case err := <-c.Faults:
 				return nil, err
 			case <-time.After(max(q.m.Config.Retry.Delay(try), time.Second)):
-			case <-c.ctx.Done():
+			case <-c.Ctx.Done():
 			case <-q.m.Closing:
 			}
 		}
@@ -322,10 +296,10 @@ func (c *taker) Next() (queue.Item, error) {
 // The method `take` returns a ready element. If there is none, it first fetches elements.
 func (c *taker) take() (it *delivery, err error) {
 	if it = c.q.pop(); it == nil {
-		err = c.q.fetch(c.ctx, max(c.q.cfg.Prefetch, 1))
+		err = c.q.fetch(c.Ctx, max(c.q.cfg.Prefetch, 1))
 		it = c.q.pop()
 	}
-	if it != nil && it.inc.Connection(c.ctx) != nil {
+	if it != nil && it.inc.Connection(c.Ctx) != nil {
 		it.PutBack()
 		it = nil
 	}

@@ -29,6 +29,7 @@ import (
 type engine struct {
 	*format
 	queue.DeadLetters
+	queue.Members
 	m       *session.Manager
 	cfg     queue.Settings
 	dir     string
@@ -38,7 +39,6 @@ type engine struct {
 	line    lock.Line     // line of the consumers that wait for elements
 	sending chan struct{} // a goroutine puts a token in before it sends an element, and removes the token afterwards
 	taking  chan struct{} // a goroutine puts a token in before it takes an element, and removes the token afterwards
-	faults  sync.Map      // a set of chan error, which receive the errors that keep consumers from consuming
 
 	mu        sync.Mutex
 	ready     []*delivery // taken and not offered yet; guarded by mu
@@ -49,7 +49,7 @@ type engine struct {
 // DistributedQueue, or kazoo's. It does no I/O.
 func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 	q := &engine{
-		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
+		format: formats[called], Members: queue.Members{Session: m, Queue: cfg.Path}, m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
 		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
 	}
@@ -59,24 +59,13 @@ func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 		}
 		return stored
 	})
-	q.sweeper = queue.NewSweeper(q.DeadLetters, q.dir+"-senders", q.dir+"-ids", cfg.KeepDead)
-	q.skips.Complain = q.complain
+	q.sweeper = queue.NewSweeper(q.DeadLetters, cfg.KeepDead)
+	q.skips.Complain = q.Complain
 	return q
 }
 
 func (q *engine) lacks(feature string) error {
 	return session.Invalid("%s needs zsync's own layout, not %s", feature, q.called)
-}
-
-func (q *engine) complain(err error) {
-	q.m.Log.Error("zsync: cannot consume", "path", q.cfg.Path, "err", err)
-	q.faults.Range(func(c, _ any) bool {
-		select {
-		case c.(chan error) <- err:
-		default:
-		}
-		return true
-	})
 }
 
 // makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
@@ -261,7 +250,7 @@ func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 
 // Take takes the first element and settles it.
 func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
-	inner, leave := q.whileOpen(ctx)
+	inner, leave := queue.WhileOpen(ctx, q.m)
 	defer leave()
 	for {
 		it, err := q.first(inner, false)
@@ -282,33 +271,19 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 // The method `await` calls the function `take` and waits for its result. If ctx ends first, and
 // `take` takes an element after that, the element is written back.
 func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*delivery, error) {
-	type taken struct {
-		it  *delivery
-		err error
-	}
-	done := make(chan taken)
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) {
 		stay()
 		return nil, session.ErrClosed // Close would not wait for an element that is taken now
 	}
-	q.m.Spawn(func() {
+	return queue.Detached(ctx, q.m, func() (*delivery, error) {
 		defer stay()
-		it, err := take()
-		select {
-		case done <- taken{it, err}:
-		case <-ctx.Done():
-			if it != nil {
-				it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
-			}
+		return take()
+	}, func(it *delivery) {
+		if it != nil {
+			it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
 		}
 	})
-	select {
-	case t := <-done:
-		return t.it, t.err
-	case <-ctx.Done():
-		return nil, session.CtxErr(ctx)
-	}
 }
 
 // The method `first` reads the first element. It returns nil if there is none. A znode can be
@@ -462,27 +437,6 @@ func (q *engine) List(context.Context, queue.Status) iter.Seq2[queue.Listed, err
 	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
 }
 
-// whileOpen returns a context that ends with ctx, or when the Session begins to close.
-// Session.Close waits until the caller calls the function `leave`.
-func (q *engine) whileOpen(ctx context.Context) (inner context.Context, leave func()) {
-	leaving, stay := q.m.BeforeClose()
-	inner, cancel := context.WithCancelCause(ctx)
-	if session.IsClosed(leaving) {
-		cancel(session.ErrClosed)
-	}
-	q.m.Spawn(func() {
-		select {
-		case <-leaving:
-			cancel(session.ErrClosed)
-		case <-inner.Done():
-		}
-	})
-	return inner, func() {
-		cancel(nil)
-		stay()
-	}
-}
-
 // The function `refusal` is called with the error of a failed attempt. It reports whether another
 // attempt would fail, too.
 func refusal(err error) bool {
@@ -521,7 +475,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 					over = true // `Complain` has already sent the error to the consumers for which `Odd` is set
 				case err != nil && ctx.Err() == nil && refusal(err):
 					refused[e.name] = true
-					q.complain(err)
+					q.Complain(err)
 				case err != nil:
 					return err
 				case got != nil:

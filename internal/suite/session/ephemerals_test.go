@@ -79,27 +79,27 @@ func TestTheEphemeralZnodesOfATxnCount(t *testing.T) {
 
 // Each operation creates an ephemeral znode, which is deleted: in some cases in a transaction, in one by another client.
 func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
-	for name, operation := range map[string]func(ctx context.Context, s *zsync.Session, i int) error{
-		"once": func(ctx context.Context, s *zsync.Session, i int) error {
-			return zsync.NewOnce(s, fmt.Sprintf("%s/%d", long, i)).Do(ctx, func(context.Context) error { return nil })
+	for name, operation := range map[string]func(t *testing.T, s *zsync.Session, i int) error{
+		"once": func(t *testing.T, s *zsync.Session, i int) error {
+			return zsync.NewOnce(s, fmt.Sprintf("%s/%d", long, i)).Do(t.Context(), func(context.Context) error { return nil })
 		},
-		"downgrade": func(ctx context.Context, s *zsync.Session, i int) error {
+		"downgrade": func(t *testing.T, s *zsync.Session, i int) error {
 			rw := zsync.NewRWMutex(s, long)
-			if err := rw.Lock(ctx); err != nil {
+			if err := rw.Lock(t.Context()); err != nil {
 				return err
 			}
-			return errors.Join(rw.Downgrade(ctx), rw.RUnlock())
+			return errors.Join(rw.Downgrade(t.Context()), rw.RUnlock())
 		},
-		"semaphore": func(ctx context.Context, s *zsync.Session, i int) error {
+		"semaphore": func(t *testing.T, s *zsync.Session, i int) error {
 			p := zsync.NewSemaphore(s, long, 3)
-			if err := p.Acquire(ctx, 3); err != nil {
+			if err := p.Acquire(t.Context(), 3); err != nil {
 				return err
 			}
 			return errors.Join(p.Release(1), p.Release(2))
 		},
-		"deleted by another client": func(ctx context.Context, s *zsync.Session, i int) error {
+		"deleted by another client": func(t *testing.T, s *zsync.Session, i int) error {
 			m := zsync.NewMutex(s, long)
-			if err := m.Lock(ctx); err != nil {
+			if err := m.Lock(t.Context()); err != nil {
 				return err
 			}
 			suite.DeleteContender(t, s, long, 0)
@@ -109,21 +109,21 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			}
 			return nil
 		},
-		"group": func(ctx context.Context, s *zsync.Session, i int) error {
+		"group": func(t *testing.T, s *zsync.Session, i int) error {
 			g := zsync.NewGroup[string](s, long)
-			me, err := g.Join(ctx, "a", "")
+			me, err := g.Join(t.Context(), "a", "")
 			if err != nil {
 				return err
 			}
 			return me.Leave()
 		},
-		"double barrier": func(ctx context.Context, s *zsync.Session, i int) error {
+		"double barrier": func(t *testing.T, s *zsync.Session, i int) error {
 			wg := zsync.NewWaitGroup(s, long)
-			return errors.Join(wg.Enter(ctx, 1), wg.Leave(ctx))
+			return errors.Join(wg.Enter(t.Context(), 1), wg.Leave(t.Context()))
 		},
-		"election": func(ctx context.Context, s *zsync.Session, i int) error {
+		"election": func(t *testing.T, s *zsync.Session, i int) error {
 			e := zsync.NewElection(s, long)
-			if err := e.Campaign(ctx); err != nil {
+			if err := e.Campaign(t.Context()); err != nil {
 				return err
 			}
 			return e.Resign()
@@ -133,7 +133,7 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := suite.Open(t, srv)
 				for i := range 1500 {
-					harness.Must(t, operation(t.Context(), s, i))
+					harness.Must(t, operation(t, s, i))
 				}
 			})
 		})

@@ -1,0 +1,119 @@
+package queue
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// This file has the part of a consumer that all layouts share: it joins, hears of errors, and
+// leaves. The layouts find and offer the elements.
+
+// Members are the consumers of an Engine.
+type Members struct {
+	Session *session.Manager
+	Queue   string   // path, as the program knows it, for messages
+	faults  sync.Map // a set of chan error, which receive the errors that keep consumers from consuming
+}
+
+// A Member is the part of a Consumer that all layouts share.
+type Member struct {
+	Ctx    context.Context
+	Faults chan error // errors that keep the consumer from consuming; nil unless Joining.Odd is set
+	of     *Members
+	over   func() // ends Ctx, and lets Session.Close continue
+
+	leaves atomic.Bool   // `Part` was called
+	left   chan struct{} // closed at the end of the first call of `Part`
+}
+
+// Enter adds a consumer.
+func (q *Members) Enter(ctx context.Context, o Joining) *Member {
+	c := &Member{of: q, left: make(chan struct{})}
+	c.Ctx, c.over = WhileOpen(ctx, q.Session)
+	if o.Odd {
+		c.Faults = make(chan error, 1)
+		q.faults.Store(c.Faults, true)
+	}
+	return c
+}
+
+// Complain reports an error that keeps the consumers from consuming.
+func (q *Members) Complain(err error) {
+	q.Session.Log.Error("zsync: cannot consume", "path", q.Queue, "err", err)
+	q.faults.Range(func(c, _ any) bool {
+		select {
+		case c.(chan error) <- err:
+		default: // the previous error is still unread
+		}
+		return true
+	})
+}
+
+// Leaving returns a channel that is closed when the consumer's context ends or the Session begins to
+// close.
+func (c *Member) Leaving() <-chan struct{} { return c.Ctx.Done() }
+
+// Part ends the consumer. It first calls `f`, which returns the elements. A second call of Part
+// waits for the first.
+func (c *Member) Part(f func()) {
+	if c.leaves.Swap(true) {
+		<-c.left
+		return
+	}
+	f()
+	c.of.faults.Delete(c.Faults)
+	c.over()
+	close(c.left)
+}
+
+// WhileOpen returns a context that ends with ctx, or when the Session begins to close. In the
+// second case, the cause of the context is ErrClosed. Session.Close waits until the caller calls
+// the function `leave`. That call also ends the context.
+func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, leave func()) {
+	leaving, stay := m.BeforeClose()
+	inner, cancel := context.WithCancelCause(ctx)
+	if session.IsClosed(leaving) {
+		cancel(session.ErrClosed)
+	}
+	m.Spawn(func() {
+		select {
+		case <-leaving:
+			cancel(session.ErrClosed)
+		case <-inner.Done():
+		}
+	})
+	return inner, func() {
+		cancel(nil)
+		stay()
+	}
+}
+
+// Detached calls `f` in the background, and returns its result. If ctx ends first, Detached returns
+// the error of ctx. Then `drop` gets the result, unless `f` fails.
+func Detached[R any](ctx context.Context, m *session.Manager, f func() (R, error), drop func(R)) (R, error) {
+	type result struct {
+		r   R
+		err error
+	}
+	done := make(chan result) // without a buffer: either the caller or `drop` gets the result
+	m.Spawn(func() {
+		r, err := f()
+		select {
+		case done <- result{r, err}:
+		case <-ctx.Done():
+			if err == nil {
+				drop(r)
+			}
+		}
+	})
+	select {
+	case got := <-done:
+		return got.r, got.err
+	case <-ctx.Done():
+		var none R
+		return none, session.CtxErr(ctx)
+	}
+}
