@@ -123,7 +123,7 @@ type outbox struct {
 	// Only the goroutine that sends uses the fields below.
 
 	brief bool          // the outbox is for one transaction; to save a round trip, it does not read how full a bucket is
-	first int64         // the number of the queue's first bucket
+	first int64         // the czxid of the queue's znode
 	tails map[int]*tail // the known tails, by priority
 }
 
@@ -131,7 +131,7 @@ type outbox struct {
 type tail struct {
 	made    bool  // the znode exists
 	version int32 // of the znode
-	bucket  int64 // number of the newest bucket; negative if there is none
+	bucket  int64 // number of the newest bucket; if the znode does not exist, the next number belongs to the first bucket
 	full    bool  // the newest bucket is full, or does not exist
 	gone    bool  // another client has deleted the newest bucket, but not the queue
 	last    int   // for the tail after a transaction: index of the step that creates the last element of this priority
@@ -327,10 +327,12 @@ func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
 		o.tails = make(map[int]*tail)
 	}
 	for i, prio := range prios {
-		t := &tail{bucket: -1, full: true}
+		// A priority without a tail begins with a new number. Each transaction that creates a bucket also
+		// writes the queue's znode. So its last write has a higher zxid than the number of any bucket.
+		t := &tail{bucket: nodes[0].Stat.Mzxid - 1, full: true}
 		if n := nodes[i+1]; n.Stat != nil {
 			t.made, t.version = true, n.Stat.Version
-			if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil {
+			if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
 				return o.m.Mixed(o.dir)
 			}
 			last, ok := o.full.Load(prio)
@@ -448,11 +450,9 @@ func (g *posted) open(prio int, anew func(*session.Incarnation, error) error) *t
 		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
 		return &t
 	}
-	if t.bucket++; t.bucket == 0 {
-		t.bucket = g.o.first
-	}
+	t.bucket++
 	number := []byte(strconv.FormatInt(t.bucket, 10))
-	if t.made && t.bucket > g.o.first && !t.gone {
+	if t.made && !t.gone {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.

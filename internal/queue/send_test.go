@@ -2,7 +2,9 @@ package queue
 
 import (
 	"context"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/zsync/zsync/internal/harness"
@@ -75,5 +77,51 @@ func TestSendGoesOnWhenItsFullBucketWasDeleted(t *testing.T) {
 		}))
 		send(t, q, "x")
 		wantTake(t, q, "x", 0)
+	})
+}
+
+// Another client deletes the tail of a queue with elements. The next bucket gets a number that no bucket has had, so the
+// elements stay in order, and no name is used again.
+func TestSendGoesOnWhenTheTailWasDeleted(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		plain := harness.Plain(t, srv)
+		q := queueAt(open(t, srv), "/q") // remembers the tail
+		elements := slices.Repeat([]string{"x"}, bucketSize)
+		names := make(map[string]bool)
+		var want []string
+		for round := range 6 {
+			for _, p := range []*core{q, queueAt(open(t, srv), "/q")} {
+				text := strconv.Itoa(len(want))
+				want = append(want, text)
+				send(t, p, text)
+			}
+			if round%2 == 0 { // the next Send creates a bucket anyway
+				send(t, q, elements...)
+				want = append(want, elements...)
+			}
+			for _, b := range harness.Children(t, plain, "/q") {
+				for _, e := range harness.Children(t, plain, "/q/"+b) {
+					names["/q/"+b+"/"+e] = true
+				}
+				if strings.HasPrefix(b, "t-") {
+					harness.Must(t, plain.Delete("/q/"+b, -1))
+				}
+			}
+			if round == 3 { // the old buckets are deleted, too
+				for _, text := range want {
+					wantTake(t, q, text, 0)
+				}
+				_, err := q.Clear(t.Context())
+				harness.Must(t, err)
+				want = nil
+			}
+		}
+		for _, text := range want {
+			wantTake(t, q, text, 0)
+		}
+		if n := 2*6 + 3*bucketSize; len(names) != n {
+			t.Errorf("%d elements had %d names", n, len(names))
+		}
 	})
 }

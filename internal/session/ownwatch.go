@@ -132,7 +132,6 @@ func (o *OwnWatch) vanished(stat *zk.Stat, err error) bool {
 	case o.dropped:
 		return false
 	case IsNoNode(err):
-		o.inc.ephemerals.gone(o.Path)
 		return true
 	case err != nil && o.inc.Ctx.Err() != nil:
 		return false // the session has ended, and all holders learn that from Ended
@@ -144,7 +143,6 @@ func (o *OwnWatch) vanished(stat *zk.Stat, err error) bool {
 		return false
 	}
 	if stat.EphemeralOwner != o.inc.ID.Load() {
-		o.inc.ephemerals.gone(o.Path)
 		return true // another session has made a znode of this name after ours was deleted
 	}
 	o.followLocked()
