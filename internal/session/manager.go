@@ -102,10 +102,9 @@ func (m *Manager) run() {
 		select {
 		case <-inc.Ctx.Done():
 		case <-m.Over:
-			inc.end(ErrClosed)
 		}
 		if IsClosed(m.Over) {
-			inc.shut()
+			inc.shut() // it ends inc first
 			break
 		}
 		// The next session is opened while the old connection is still being closed: no request
