@@ -156,9 +156,19 @@ func TestALongWaitCostsOneRequestEachTimeThatItHasDoubled(t *testing.T) {
 }
 
 func TestAWaitThatEndsKnowsWhoHasGoneAheadOfIt(t *testing.T) {
-	for _, n := range []int{3, 12} { // as many as are kept, and more
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
+	for _, c := range []struct {
+		n       int
+		refused bool // no listing is answered
+		place   int
+		behind  string
+	}{
+		{n: 3, place: 1, behind: "p2"}, // as many as are kept
+		{n: 12, place: 1, behind: "p11"},
+		{n: 12, refused: true, place: 12, behind: "p0"}, // what was known before
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				n := c.n
 				var ms []*zsync.Mutex
 				for i := range n + 1 {
 					ms = append(ms, zsync.NewMutex(suite.Open(t, srv, zsync.WithOwner(fmt.Sprint("p", i))), "/m"))
@@ -175,11 +185,19 @@ func TestAWaitThatEndsKnowsWhoHasGoneAheadOfIt(t *testing.T) {
 					harness.Must(t, m.Unlock())
 					synctest.Wait()
 				}
+				if c.refused {
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Op == zktest.OpGetChildren2 {
+							return zktest.Fail(zktest.CodeNoAuth)
+						}
+						return zktest.Pass
+					})
+				}
 				time.Sleep(time.Second) // a look
 				cancel()
 				w := waitErrorOf(t, ctx, <-got)
-				if w.Place != 1 || w.Behind.Owner != fmt.Sprint("p", n-1) {
-					t.Errorf("%+v; want place 1 behind p%d", *w, n-1)
+				if w.Place != c.place || w.Behind.Owner != c.behind {
+					t.Errorf("%+v; want place %d behind %s", *w, c.place, c.behind)
 				}
 			})
 		})
