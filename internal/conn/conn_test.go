@@ -3,7 +3,9 @@ package conn
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -165,6 +167,22 @@ func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
 		c.gate <- struct{}{}
 		c.check(t, "[1]", "[2]")
 	})
+}
+
+// The size of a reply comes first. The limit is in docs/costs.md.
+func TestAReplyOfTheGreatestSizeIsReadAndALongerOneIsNot(t *testing.T) {
+	for size, want := range map[uint32]error{wire.MaxReply: io.EOF, wire.MaxReply + 1: ErrProtocol} {
+		client, srv := net.Pipe()
+		l := New(&Shared{}, client, "x:1", time.Minute, time.Now())
+		l.timeout = time.Hour
+		go func() {
+			srv.Write(append(binary.BigEndian.AppendUint32(nil, size), make([]byte, replyHeader-4)...))
+			srv.Close()
+		}()
+		if err := l.nextPacket(); !errors.Is(err, want) {
+			t.Errorf("%d bytes: %v, want %v", size, err, want)
+		}
+	}
 }
 
 func TestXidsBeginAgainWithoutZeroAndWithoutNegativeNumbers(t *testing.T) {

@@ -85,17 +85,25 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 	for name, c := range map[string]struct {
 		s    server
 		want error
+		sasl bool // with an exchange before the request
 	}{
-		"ended":                           {answers(welcome(id), reply(wire.XidAuth, 0), reply(first, 0)), nil},
-		"ended in between":                {answers(welcome(id), reply(first, wire.CodeSessionExpired)), nil},
-		"had ended before":                {answers(welcome(0)), nil},
-		"the credentials are refused":     {answers(welcome(id), reply(wire.XidAuth, authFailed)), zk.ErrAuthFailed},
-		"the request is refused":          {answers(welcome(id), reply(first, noAuth)), zk.ErrNoAuth},
-		"no answer":                       {answers(welcome(id)), io.EOF},
-		"the server opens another":        {answers(welcome(8)), ErrHandshake},
-		"the reply to the hello is short": {answers([]byte("short")), ErrHandshake},
+		"ended":                            {s: answers(welcome(id), reply(wire.XidAuth, 0), reply(first, 0))},
+		"ended in between":                 {s: answers(welcome(id), reply(first, wire.CodeSessionExpired))},
+		"had ended before":                 {s: answers(welcome(0))},
+		"the credentials are refused":      {s: answers(welcome(id), reply(wire.XidAuth, authFailed)), want: zk.ErrAuthFailed},
+		"the request is refused":           {s: answers(welcome(id), reply(first, noAuth)), want: zk.ErrNoAuth},
+		"no answer":                        {s: answers(welcome(id)), want: io.EOF},
+		"the server opens another":         {s: answers(welcome(8)), want: ErrHandshake},
+		"the reply to the hello is short":  {s: answers([]byte("short")), want: ErrHandshake},
+		"SASL, ended":                      {s: answers(welcome(id), reply(first+1, 0), reply(first, 0)), sasl: true},
+		"SASL, the token is refused":       {s: answers(welcome(id), reply(first+1, authFailed)), want: zk.ErrAuthFailed, sasl: true},
+		"SASL, the request is refused":     {s: answers(welcome(id), reply(first+1, 0), reply(first, noAuth)), want: zk.ErrNoAuth, sasl: true},
+		"SASL, no answer after the tokens": {s: answers(welcome(id), reply(first+1, 0)), want: io.EOF, sasl: true},
 	} {
 		s := &Shared{Requests: new(atomic.Int64)}
+		if c.sasl {
+			s.SASL, s.Spawn = sasl.NewClient(&mechanism{}), func(f func()) { go f() }
+		}
 		if err := s.End(t.Context(), c.s, "a", Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
