@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -204,6 +205,41 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 					t.Errorf("got event %v, want %v", w.Event, tt.want)
 				}
 			})
+		})
+	}
+}
+
+// Many watches are set again in several packets. If the server refuses any of them, the client connects again.
+func TestCase09EveryChangeWhileDisconnectedFiresItsWatchThoughTheServerRefusesAPacketOfWatches(t *testing.T) {
+	for refused := range int32(7) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			inc, other, id := live(t, s), live(t, open(t, srv)), s.ID()
+			var watches []*conn.Watch
+			for i := range 100 {
+				w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+				must(t, second(inc.Exists(t.Context(), w.Key.Path)))
+				watches = append(watches, w)
+			}
+			var packets atomic.Int32
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpSetWatches && r.Session == id && packets.Add(1) == refused+1 {
+					return zktest.Fail(zktest.CodeThrottled)
+				}
+				return zktest.Pass
+			})
+			srv.Partition(id)
+			for _, w := range watches {
+				must(t, second(other.Create(t.Context(), w.Key.Path, nil)))
+			}
+			srv.Disconnect(id) // the events go down with the connection
+			srv.Heal(id)
+			for _, w := range watches {
+				must(t, inc.AwaitFired(within(t, testTimeout), w))
+			}
+			if n := packets.Load(); n <= 7 {
+				t.Errorf("%d packets: the test shows nothing", n)
+			}
 		})
 	}
 }
