@@ -101,6 +101,30 @@ func TestTraceTellsGrantTokenHandOverReleaseAndLoss(t *testing.T) {
 	})
 }
 
+// A deletion whose reply is lost is found out by a second request. Then the trace has the deletion without its
+// transaction.
+func TestTheTraceHasADeletionWhoseReplyIsLost(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var w suite.TraceBuffer
+		s := suite.Open(t, srv, zsync.WithTrace(&w))
+		m := zsync.NewMutex(s, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		srv.Intercept(harness.First(zktest.DropReply, harness.Op(zktest.OpDelete)))
+		harness.Must(t, m.Unlock())
+		time.Sleep(harness.Timeout)
+		harness.Must(t, s.Close())
+		f := w.File(t, "mine")
+		if got := strings.Join(events(f, "/m"), ", "); got != "grant mutex, release mutex, gone mutex" {
+			t.Fatalf("the trace has %s", got)
+		}
+		for _, l := range f.Lines {
+			if l.Event == trace.Gone && l.Zxid != 0 {
+				t.Errorf("gone in transaction 0x%x, which is unknown", l.Zxid)
+			}
+		}
+	})
+}
+
 // Two ensembles that know nothing of each other grant one lock twice: as if
 // ZooKeeper, or zsync, had failed.
 func TestVerifyFindsALockThatTwoHold(t *testing.T) {
