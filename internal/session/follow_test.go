@@ -1,6 +1,7 @@
 package session
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/go-zookeeper/zk"
@@ -24,5 +25,27 @@ func TestAFollowerTellsNothingIfTheServersRefuseItsSync(t *testing.T) {
 		if wantErr(t, err, zk.ErrNoAuth); told {
 			t.Error("it told a snapshot")
 		}
+	})
+}
+
+// A reader that is still busy with a snapshot gets the next one instead, as soon as there is a change.
+func TestAFollowerTellsTheNextSnapshotIfTheReaderHasNotTakenTheOneBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), live(t, open(t, srv))
+		must(t, second(other.Create(t.Context(), "/d", nil)))
+		told := errors.New("told")
+		calls := 0
+		err := s.m.FollowDir(within(t, testTimeout), "/d", false, func(nodes map[string]Node, changed, _ <-chan struct{}) (bool, error) {
+			if calls++; calls == 1 {
+				must(t, second(other.Create(t.Context(), "/d/x", nil)))
+				<-changed
+				return false, nil
+			}
+			if len(nodes) != 1 {
+				t.Errorf("call %d: %d nodes, want 1", calls, len(nodes))
+			}
+			return true, told
+		})
+		wantErr(t, err, told)
 	})
 }
