@@ -1,8 +1,10 @@
 package cases
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -181,16 +183,21 @@ func TestASessionThatHasMovedIsContinuedOverAnotherConnection(t *testing.T) {
 	}
 }
 
-// A server with localSessionsEnabled keeps a session of which the leader knows nothing. Another connection changes
-// nothing then, and the caller is told what the servers say.
+// A server with localSessionsEnabled keeps a session of which neither the leader nor any other server knows. Another
+// connection changes nothing then, and the caller is told what the servers say.
 func TestACallFailsWhereTheServersGoOnWithASessionThatHasExpired(t *testing.T) {
 	for name, call := range everyCall {
 		t.Run(name, func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := suite.Open(t, srv)
-				srv.Intercept(func(r zktest.Request) zktest.Action {
-					switch r.Op {
-					case zktest.OpCreate, zktest.OpCreateContainer, zktest.OpDelete, zktest.OpSetData, zktest.OpMulti:
+				id, home := s.ID(), ""
+				harness.OneByOne(srv, func(r zktest.Request) zktest.Action {
+					switch {
+					case r.Session != id:
+					case r.Op == zktest.OpConnect && r.Addr != home:
+						return zktest.Fail(zktest.CodeSessionExpired)
+					case slices.Contains([]zktest.Op{zktest.OpCreate, zktest.OpCreateContainer, zktest.OpDelete, zktest.OpSetData, zktest.OpMulti}, r.Op):
+						home = cmp.Or(home, r.Addr)
 						return zktest.Fail(zktest.CodeSessionExpired)
 					}
 					return zktest.Pass
@@ -201,10 +208,10 @@ func TestACallFailsWhereTheServersGoOnWithASessionThatHasExpired(t *testing.T) {
 						harness.WantErr(t, call(t.Context(), s), zk.ErrSessionExpired)
 					}
 				})
-				if took := time.Since(start); took > time.Second || n > 3 {
-					t.Errorf("%d connections in %v", n, took)
+				if took := time.Since(start); took > time.Second || n > 3 || s.ID() != id {
+					t.Errorf("%d connections in %v, session 0x%x became 0x%x", n, took, id, s.ID())
 				}
-			})
+			}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
 		})
 	}
 }
