@@ -1,0 +1,49 @@
+package lock
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/zktest"
+)
+
+// A wait ends while its reads are under way. They change nothing in the record, which another wait may use now, and no
+// further reads follow.
+func TestALookThatOutlastsItsWaitIsTheLast(t *testing.T) {
+	for _, next := range []bool{false, true} { // another wait begins
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			inc := incarnation(t, open(t, srv))
+			harness.Must(t, inc.MakeDir(t.Context(), mutexOf(inc.Manager, "/m").SessionDir()))
+			var a Ahead
+			var stop, stopNext func()
+			looks := 0
+			a.Set("/m", []string{"deleted"})
+			stop = a.LookWhileWaiting(inc, func(context.Context) ([]string, int, error) {
+				looks++
+				stop()
+				if next {
+					a.Set("/other", []string{"first"})
+					stopNext = a.LookWhileWaiting(inc, nil)
+				}
+				return []string{"second"}, 1, nil
+			})
+			time.Sleep(lookAfter * 3 / 2)
+			if !a.mu.TryLock() {
+				t.Fatal("the record is still locked")
+			}
+			a.mu.Unlock()
+			if next {
+				if b := a.Now(); b.Name != "first" {
+					t.Errorf("behind %q", b.Name)
+				}
+				stopNext()
+			}
+			time.Sleep(time.Hour)
+			if looks != 1 {
+				t.Errorf("%d looks, want 1", looks)
+			}
+		})
+	}
+}
