@@ -87,3 +87,22 @@ func TestAUseThatBeginsAfterTheLossIsNotInTheTrace(t *testing.T) {
 		}
 	})
 }
+
+// The time of a use is over as the use ends, and the claim goes on with another use. Or the claim was released.
+func TestALimitThatComesTooLateEndsNothing(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := open(t, srv)
+		c, err := mutexOf(m, "/l").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+		harness.Must(t, err)
+		g := c.Grant("lock")
+		limits := &Limits{Lost: func(int64, error, time.Time) error { return session.ErrLost }}
+		c.giveUp(limits, nil, func() bool { return false })
+		time.Sleep(harness.Timeout)
+		stat, err := incarnation(t, m).Exists(t.Context(), c.Znode())
+		harness.Must(t, err)
+		if stat == nil || g.Err() != nil {
+			t.Errorf("the znode exists: %v; the hold: %v", stat != nil, g.Err())
+		}
+		harness.Must(t, g.Release())
+	})
+}

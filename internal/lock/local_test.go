@@ -85,42 +85,50 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 // A candidate that waits for another of its process begins when the other's leadership is lost,
 // though that is never released. A release that comes late is a loss for the present leader.
 func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
-	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
-		l := newLock(m)
-		l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
-		first, _, err := l.Acquire(t.Context(), Exclusive, false)
-		harness.Must(t, err)
-		led := make(chan *Grant)
-		go func() {
-			g, _, err := l.Acquire(t.Context(), Exclusive, false)
-			if err != nil {
-				t.Error(err)
-			}
-			led <- g
-		}()
-		synctest.Wait()
+	for _, expires := range []bool{true, false} { // or another client deletes its znode
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) { candidateAfterALoss(t, srv, expires) })
+	}
+}
+
+func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
+	m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
+	l := newLock(m)
+	l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
+	first, _, err := l.Acquire(t.Context(), Exclusive, false)
+	harness.Must(t, err)
+	led := make(chan *Grant)
+	go func() {
+		g, _, err := l.Acquire(t.Context(), Exclusive, false)
+		if err != nil {
+			t.Error(err)
+		}
+		led <- g
+	}()
+	synctest.Wait()
+	if expires {
 		srv.Expire(m.SessionID())
-		<-first.Lost()
-		second := <-led
-		if err := l.BeginUnlock(Exclusive).Finish(); err != nil { // of the first, or of the second
-			t.Errorf("release: %v", err)
-		}
-		<-second.Lost()
-		third, _, err := l.Acquire(t.Context(), Exclusive, true) // Run, which releases by its grant
-		harness.Must(t, err)
-		<-incarnation(t, other).Remove("/m/" + third.Name()).Done
-		<-third.Lost()
-		fourth, _, err := l.Acquire(t.Context(), Exclusive, false)
-		harness.Must(t, err)
-		if d := l.BeginRelease(third); !d.None() {
-			t.Error("the third was released after the fourth had begun")
-		}
-		if err := fourth.Err(); err != nil {
-			t.Errorf("the fourth: %v", err)
-		}
-		harness.Must(t, l.BeginRelease(fourth).Finish())
-	})
+	} else {
+		<-incarnation(t, other).Remove("/m/" + first.Name()).Done
+	}
+	<-first.Lost()
+	second := <-led
+	if err := l.BeginUnlock(Exclusive).Finish(); err != nil { // of the first, or of the second
+		t.Errorf("release: %v", err)
+	}
+	<-second.Lost()
+	third, _, err := l.Acquire(t.Context(), Exclusive, true) // Run, which releases by its grant
+	harness.Must(t, err)
+	<-incarnation(t, other).Remove("/m/" + third.Name()).Done
+	<-third.Lost()
+	fourth, _, err := l.Acquire(t.Context(), Exclusive, false)
+	harness.Must(t, err)
+	if d := l.BeginRelease(third); !d.None() {
+		t.Error("the third was released after the fourth had begun")
+	}
+	if err := fourth.Err(); err != nil {
+		t.Errorf("the fourth: %v", err)
+	}
+	harness.Must(t, l.BeginRelease(fourth).Finish())
 }
 
 // What was found in a session that has ended meanwhile says nothing of what has been got
