@@ -111,7 +111,11 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 		<-incarnation(t, other).Remove("/m/" + first.Name()).Done
 	}
 	<-first.Lost()
+	start := time.Now()
 	second := <-led
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("it began %v after the loss", took)
+	}
 	if err := l.BeginUnlock(Exclusive).Finish(); err != nil { // of the first, or of the second
 		t.Errorf("release: %v", err)
 	}
