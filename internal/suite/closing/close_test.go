@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -132,6 +133,9 @@ func TestAFunctionUsesWhatItHoldsWhileCloseWaitsAndABareLockIsReleasedAtOnce(t *
 		lost := []<-chan struct{}{bare.Lost(), leader.Lost(), permits.Lost()}
 		waits := harness.Async(func() error { return zsync.NewMutex(other, "/free").Lock(t.Context()) })
 		harness.Must(t, <-waits)
+		third := suite.Open(t, srv)
+		harness.Async(func() error { return zsync.NewMutex(third, "/free").Lock(t.Context()) }) // so that two contenders are ahead
+		synctest.Wait()
 		waiting := harness.Async(func() error { return zsync.NewMutex(s, "/free").Lock(t.Context()) })
 		m, inner := zsync.NewMutex(s, "/m"), zsync.NewMutex(s, "/inner")
 		sem := zsync.NewSemaphore(s, "/sem", 1)
@@ -164,6 +168,7 @@ func TestAFunctionUsesWhatItHoldsWhileCloseWaitsAndABareLockIsReleasedAtOnce(t *
 			})
 		})
 		<-began
+		srv.SetLatency(time.Millisecond)
 		closing := harness.Async(s.Close)
 		start := time.Now()
 		var granted sync.WaitGroup
