@@ -769,7 +769,7 @@ func (c *Conn) deadline(due time.Time) {
 	if next := c.went.Add(silence); due.Before(next) {
 		due = next
 	}
-	if c.due.IsZero() || due.Before(c.due) || due.Sub(c.due) > silence/16 {
+	if due.Before(c.due) || due.Sub(c.due) > silence/16 { // c.due is zero before the first deadline
 		c.due = due
 		c.Conn.SetReadDeadline(due)
 	}
