@@ -131,13 +131,11 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 // AwaitConnected is AwaitFor for an operation that needs the servers. So it also returns without a
 // connection, or after the end of the session.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case <-done:
 	case <-inc.Disconnection():
 	case <-inc.Ctx.Done():
-	case <-timer.C:
+	case <-time.After(limit):
 	}
 }
 
@@ -146,10 +144,8 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 // has then stopped. AwaitLossTime returns false if the session ends first. Then the servers delete
 // the znodes of the lost hold.
 func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
-	timer := time.NewTimer(inc.LossTime())
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(inc.LossTime()):
 	case <-done:
 	case <-inc.Ctx.Done():
 		return false
