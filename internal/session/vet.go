@@ -113,10 +113,8 @@ func (m *Manager) sameID(own, e zk.ACL, ids []Identity) bool {
 		return true // every client has these permissions anyway
 	case own.Scheme != "auth":
 		return own.Scheme == e.Scheme && (own.ID == e.ID || e.Scheme == "digest" && sameUser(own.ID, e.ID))
-	case e.Scheme == "world" || e.Scheme == "ip":
-		return false
 	case e.Scheme != "digest":
-		return slices.Contains(ids, Identity{e.Scheme, e.ID})
+		return e.Scheme != "ip" && slices.Contains(ids, Identity{e.Scheme, e.ID})
 	}
 	return slices.ContainsFunc(m.Config.Auths, func(a conn.Auth) bool {
 		return a.Scheme == "digest" && sameUser(digestID(string(a.Credentials)), e.ID)
