@@ -146,12 +146,8 @@ func (f *follower) catchUp(ctx context.Context) error {
 		maps.Copy(hot, stale)
 		maps.Copy(stale, hot)
 		if relist {
-			missing, err := f.readList(ctx)
-			if err != nil {
+			if err := f.readList(ctx, stale); err != nil {
 				return err
-			}
-			for _, name := range missing {
-				stale[name] = struct{}{}
 			}
 		}
 		if err := f.readParts(ctx, stale); err != nil {
@@ -161,31 +157,21 @@ func (f *follower) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// readList lists the children with a watch, drops deleted children, and returns the names of new
-// children.
-func (f *follower) readList(ctx context.Context) (missing []string, err error) {
+// readList lists the children with a watch, and adds new children to `stale`. A child that was deleted
+// is in f.stale: the reply comes after the event of the child's own watch.
+func (f *follower) readList(ctx context.Context, stale map[string]struct{}) error {
 	names, err := f.listed(ctx, conn.WatchChildren)
 	if IsNoNode(err) {
 		if names, err = f.listed(ctx, conn.WatchExists); IsNoNode(err) {
 			names, err = nil, nil
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	there := make(map[string]bool, len(names))
 	for _, name := range names {
-		there[name] = true
 		if _, ok := f.parts[name]; !ok {
-			missing = append(missing, name)
+			stale[name] = struct{}{}
 		}
 	}
-	for name := range f.parts {
-		if !there[name] {
-			f.drop(name)
-		}
-	}
-	return missing, nil
+	return err
 }
 
 // The method `listed` lists dir with a watch of this kind. A watch on the children requires that
