@@ -49,6 +49,7 @@ func TestCheckPathNamesTheRule(t *testing.T) {
 		"/a/..":        "relative element",
 		"/a\x00b":      "U+0000",
 		"/a\u007f":     "U+007F",
+		"/a\u009f":     "U+009F",
 		"/a\ue000":     "U+E000",
 		"/a\xff":       "UTF-8",
 		"/a\ufffeb":    "U+FFFE",

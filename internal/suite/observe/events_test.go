@@ -118,3 +118,28 @@ func TestAPartitionObservesItsMembershipAndItsShards(t *testing.T) {
 		events.want(t, "joined join /p/members <nil>", "acquired lock /p/shards/a <nil>", "released lock /p/shards/a <nil>", "left join /p/members <nil>")
 	})
 }
+
+// A party of a double barrier is a hold, whichever party leaves first.
+func TestADoubleBarrierObservesTheReleaseOfEachParty(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var all []*eventList
+		var leave []func(context.Context) error
+		for range 3 {
+			events := &eventList{kinds: []zsync.EventKind{zsync.EventReleased, zsync.EventLost}}
+			wg := zsync.NewWaitGroup(suite.Open(t, srv, zsync.WithObserver(events)), "/w")
+			entered := harness.Async(func() error { return wg.Enter(t.Context(), 3) })
+			defer func() { harness.Must(t, <-entered) }()
+			all, leave = append(all, events), append(leave, wg.Leave)
+		}
+		time.Sleep(time.Second)
+		var left []<-chan error
+		for _, f := range leave {
+			left = append(left, harness.Async(func() error { return f(t.Context()) }))
+			time.Sleep(time.Second)
+		}
+		for i, events := range all {
+			harness.Must(t, <-left[i])
+			events.want(t, "released enter /w <nil>")
+		}
+	})
+}
