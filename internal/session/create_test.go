@@ -242,3 +242,37 @@ func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 		})
 	}
 }
+
+// Another client deletes the znode and its parent before the listing. The znode is created again, and that reply is
+// lost with the caller. The second znode must not stay.
+func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, rival := open(t, srv), open(t, srv)
+		inc, other, me := live(t, s), live(t, rival), s.ID()
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		c := numbered("/d", NewGUID())
+		c.List = true
+		creates, listed := 0, false
+		srv.Intercept(func(r zktest.Request) zktest.Action { // of one connection
+			switch {
+			case r.Session != me:
+			case r.Op == zktest.OpCreate && r.Path == c.Paths[0]:
+				if creates++; creates == 3 { // the second finds no parent
+					return zktest.HangReply
+				}
+			case r.Op == zktest.OpGetChildren2 && !listed:
+				listed = true
+				for _, name := range childrenOf(t, rival, "/d") {
+					must(t, other.RemoveNow(t.Context(), "/d/"+name))
+				}
+				must(t, other.RemoveNow(t.Context(), "/d"))
+			}
+			return zktest.Pass
+		})
+		wantErr(t, inc.CreateEphemeral(within(t, testTimeout/10), c), context.DeadlineExceeded)
+		time.Sleep(2 * testTimeout)
+		if names := childrenOf(t, rival, "/d"); len(names) > 0 || inc.Ctx.Err() != nil {
+			t.Errorf("%q stay; the session: %v", names, context.Cause(inc.Ctx))
+		}
+	})
+}
