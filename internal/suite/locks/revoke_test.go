@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,33 @@ func TestAHolderIsAskedToGiveUp(t *testing.T) {
 			harness.Must(t, ma.Unlock())
 			harness.Must(t, <-got)
 			harness.Must(t, mb.Unlock())
+		}
+	})
+}
+
+// The servers refuse to delete the holder's znode. Nobody looks for a question there any longer.
+func TestAReleasedHoldIsNotReadAnyLonger(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		m := zsync.NewMutex(s, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		m.Revoked()
+		synctest.Wait()
+		srv.SetLatency(time.Millisecond)
+		var reads atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch r.Op {
+			case zktest.OpDelete:
+				return zktest.Fail(zktest.CodeNoAuth)
+			case zktest.OpGetData:
+				reads.Add(1)
+			}
+			return zktest.Pass
+		})
+		m.Unlock()
+		time.Sleep(time.Second)
+		if n := reads.Load(); n > 1 {
+			t.Errorf("%d reads in a second", n)
 		}
 	})
 }
