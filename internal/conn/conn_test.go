@@ -154,6 +154,22 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *te
 	})
 }
 
+func TestAWatchThatIsWaitedForAgainIsNotRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, _ := openGated(t)
+		watches, key := l.s.Watches, WatchKey{WatchData, "/x"}
+		w := watches.Join(key)
+		watches.answered(watches.ask(key), 0, false)
+		watches.Leave(w)
+		watches.Join(key) // after the watch was chosen for its removal
+		c.gate <- struct{}{}
+		if !l.RemoveWatch(key, func() bool { return true }) {
+			t.Error("it is to be removed over another connection")
+		}
+		c.check(t)
+	})
+}
+
 // So the server may stop to read whatever it likes: what fits into the buffer is all that
 // who requests something ever waits for.
 func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {

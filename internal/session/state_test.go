@@ -1,11 +1,13 @@
 package session
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -18,12 +20,14 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 		flags  int32
 		write  bool
 		refuse zktest.Op
+		code   int32 // of the refusal; 0 is for NoAuth
 		there  bool
 		kept   bool
 		err    error
 	}{
 		"made by others, and empty":   {there: true, kept: true},
 		"nothing may be made in it":   {refuse: zktest.OpCreate, there: true},
+		"no child can keep it":        {refuse: zktest.OpCreate, code: zktest.CodeQuotaExceeded, err: wire.Code(zktest.CodeQuotaExceeded)},
 		"made with data":              {data: []byte("5"), there: true},
 		"written, and empty":          {write: true, there: true},
 		"a directory":                 {data: []byte(marks.Dir), err: ErrMixed},
@@ -46,7 +50,7 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 				}
 				srv.Intercept(func(r zktest.Request) zktest.Action {
 					if r.Op == c.refuse {
-						return zktest.Fail(zktest.CodeNoAuth)
+						return zktest.Fail(cmp.Or(c.code, zktest.CodeNoAuth))
 					}
 					return zktest.Pass
 				})
