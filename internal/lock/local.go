@@ -964,7 +964,7 @@ func (l *Lock) present(mode HoldMode, oldest bool, so func(h *Claim) bool) (foun
 	for _, h := range slices.Backward(l.holds) {
 		switch {
 		case h.mode != mode || !so(h):
-		case len(l.holds) == 1 || isLost(h): // if there is no other hold, this hold is the result even if it is not lost
+		case isLost(h):
 			return h
 		case found == nil || oldest:
 			found = h
