@@ -651,6 +651,13 @@ func TestLossOfAReadHoldIsTold(t *testing.T) {
 		if session.IsClosed(rw.Lost()) {
 			t.Error("Lost is closed for the hold in the new session")
 		}
+		srv.Expire(s.ID())
+		<-rw.Lost()
+		wantErr(t, rw.RUnlock(), zsync.ErrLost)
+		must(t, rw.RLock(t.Context())) // now nobody has waited for the release
+		if session.IsClosed(rw.Lost()) {
+			t.Error("Lost is closed for the hold after a loss")
+		}
 		must(t, rw.RUnlock())
 	})
 }

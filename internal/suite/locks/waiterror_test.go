@@ -318,6 +318,28 @@ func TestAWaitWhoseSessionHasEndedHasNoPlaceAndNamesNobody(t *testing.T) {
 	}
 }
 
+// The waiter's znode is deleted, and its next znode has no reply yet.
+func TestAWaitWhoseZnodeWasDeletedHasNoPlace(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := suite.Open(t, srv), suite.Open(t, srv)
+		harness.Must(t, zsync.NewMutex(a, "/m").Lock(t.Context()))
+		ctx := harness.Within(t, 3*time.Second)
+		got := harness.Async(func() error { return zsync.NewMutex(b, "/m").Lock(ctx) })
+		synctest.Wait()
+		id := b.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpCreate {
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		suite.DeleteContender(t, a, "/m", 1)
+		if w := waitErrorOf(t, ctx, <-got); w.Place != 0 || w.Behind != (zsync.Contender{}) {
+			t.Errorf("%+v", *w)
+		}
+	})
+}
+
 func TestAWaitHasAPlaceWhereNumbersSayNothingAnyMore(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		var ms []*zsync.Mutex

@@ -172,6 +172,32 @@ func TestWhoComesBesideChosenNumbersHasItsTurn(t *testing.T) {
 	}
 }
 
+// A persistent znode ahead may get children, other than a contender. It blocks until it is deleted.
+func TestAWaiterWaitsOnThoughThePersistentZnodeAheadGetsAChild(t *testing.T) {
+	for _, c := range contests {
+		t.Run(c.name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, conn := suite.Open(t, srv), harness.Plain(t, srv)
+				waiter := c.enter(s, c.path)
+				harness.Must(t, waiter.acquire(t.Context()))
+				harness.Must(t, waiter.release())
+				path := c.path + "/x" + c.base + "0000000000"
+				_, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll))
+				harness.Must(t, err)
+				got := harness.Async(func() error { return waiter.acquire(t.Context()) })
+				harness.PendingStill(t, got)
+				_, err = conn.Create(path+"/child", nil, 0, zk.WorldACL(zk.PermAll))
+				harness.Must(t, err)
+				time.Sleep(time.Second)
+				harness.PendingStill(t, got)
+				harness.Must(t, conn.Delete(path+"/child", -1))
+				harness.Must(t, conn.Delete(path, -1))
+				soon(t, got)
+			})
+		})
+	}
+}
+
 // The read node of a Downgrade is created after the znodes of the waiters, and is ahead of them:
 // it takes the place of the write node, which is deleted.
 func TestWritersWaitForWhoHasDowngradedBesideChosenNumbers(t *testing.T) {
