@@ -954,6 +954,9 @@ func TestClosedSessionHasNoWatches(t *testing.T) {
 		must(t, zsync.NewMutex(other, "/m").Lock(t.Context()))
 		got := async(func() error { return zsync.NewMutex(s, "/m").Lock(t.Context()) })
 		pendingStill(t, got)
+		if s.Stats().Watches == 0 {
+			t.Error("a waiter has no watch")
+		}
 		must(t, s.Close())
 		wantErr(t, <-got, zsync.ErrClosed)
 		if n := s.Stats().Watches; n != 0 {
