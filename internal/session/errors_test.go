@@ -58,3 +58,14 @@ func TestAContextThatHasEndedSaysNothingOfAServer(t *testing.T) {
 		}
 	}
 }
+
+// A caller may compare the only error with ==.
+func TestASingleErrorIsJoinedUnchanged(t *testing.T) {
+	if err := JoinErrors([]error{nil, io.EOF, nil}); err != io.EOF {
+		t.Errorf("%#v", err)
+	}
+	if err := JoinErrors([]error{nil, nil}); err != nil {
+		t.Errorf("%v of no error", err)
+	}
+	wantErr(t, JoinErrors([]error{io.EOF, nil, ErrLost}), io.EOF, ErrLost)
+}

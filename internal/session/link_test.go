@@ -10,6 +10,7 @@ import (
 	"math"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -233,6 +234,34 @@ func TestAServerThatGrantsALongerTimeoutKeepsItsConnection(t *testing.T) {
 			t.Errorf("%d reconnects in a minute, %v", n, inc.Ctx.Err())
 		}
 	})
+}
+
+// For a server that grants much more than was asked, a client would wait too long if the server hung.
+func TestAServerThatGrantsALongerTimeoutThanTheLimitIsNotUsed(t *testing.T) {
+	for granted, want := range map[time.Duration]error{maxGranted: nil, maxGranted + time.Millisecond: context.DeadlineExceeded} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			cfg := testConfig()
+			cfg.Dialer = srv.Dial
+			m := New(srv.Addrs(), "", cfg)
+			defer m.Close()
+			err := m.Connect(within(t, testTimeout))
+			if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), granted.String()) {
+				t.Errorf("%v instead of %v: %v", granted, cfg.Timeout, err)
+			}
+		}, zktest.WithSessionTimeouts(granted, time.Hour))
+	}
+}
+
+// A server is asked for the first timeout of a session, and later perhaps for less.
+func TestTheAnswerToTheLongestRequestTellsWhatAServerGrants(t *testing.T) {
+	var g grants
+	g.note("a", grant{asked: 10 * time.Second, granted: 8 * time.Second})
+	g.note("a", grant{asked: 6 * time.Second, granted: 6 * time.Second})
+	for ask, want := range map[time.Duration]time.Duration{10 * time.Second: 8 * time.Second, 6 * time.Second: 6 * time.Second, 11 * time.Second: leastOfAll} {
+		if got := g.of("a", ask); got != want {
+			t.Errorf("to a request for %v, it may grant %v; want %v", ask, got, want)
+		}
+	}
 }
 
 // A brimful connection takes no more than the handshake and what goes with it.

@@ -109,7 +109,7 @@ func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 // sameID reports whether e is for the same clients as `own`, an entry of the session's ACL.
 func (m *Manager) sameID(own, e zk.ACL, ids []Identity) bool {
 	switch {
-	case own.Scheme == "world" && own.ID == "anyone":
+	case own.Scheme == "world":
 		return true // every client has these permissions anyway
 	case own.Scheme != "auth":
 		return own.Scheme == e.Scheme && (own.ID == e.ID || e.Scheme == "digest" && sameUser(own.ID, e.ID))
