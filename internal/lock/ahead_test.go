@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
@@ -18,10 +19,12 @@ func TestALookThatOutlastsItsWaitIsTheLast(t *testing.T) {
 			harness.Must(t, inc.MakeDir(t.Context(), mutexOf(inc.Manager, "/m").SessionDir()))
 			var a Ahead
 			var stop, stopNext func()
+			begun := make(chan struct{})
 			looks := 0
 			a.Set("/m", []string{"deleted"})
 			stop = a.LookWhileWaiting(inc, func(context.Context) ([]string, int, error) {
 				looks++
+				<-begun
 				stop()
 				if next {
 					a.Set("/other", []string{"first"})
@@ -29,7 +32,9 @@ func TestALookThatOutlastsItsWaitIsTheLast(t *testing.T) {
 				}
 				return []string{"second"}, 1, nil
 			})
+			close(begun)
 			time.Sleep(lookAfter * 3 / 2)
+			synctest.Wait()
 			if !a.mu.TryLock() {
 				t.Fatal("the record is still locked")
 			}
@@ -41,6 +46,7 @@ func TestALookThatOutlastsItsWaitIsTheLast(t *testing.T) {
 				stopNext()
 			}
 			time.Sleep(time.Hour)
+			synctest.Wait()
 			if looks != 1 {
 				t.Errorf("%d looks, want 1", looks)
 			}
