@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -37,14 +38,8 @@ type deletions struct {
 	bell      chan struct{} // has a token when `run` must look again
 }
 
-type deletionsKey struct{}
-
 func (inc *Incarnation) deletions() *deletions {
-	q, ok := inc.Attached.Load(deletionsKey{})
-	if !ok {
-		q, _ = inc.Attached.LoadOrStore(deletionsKey{}, &deletions{inc: inc, bell: make(chan struct{}, 1)})
-	}
-	return q.(*deletions)
+	return shared.Attached(&inc.Attached, func() *deletions { return &deletions{inc: inc, bell: make(chan struct{}, 1)} })
 }
 
 // The method `wait` adds d to the deletions of `run`, and does not block.

@@ -63,7 +63,7 @@ type Incarnation struct {
 	over      bool        // the servers have confirmed the end of the session; guarded by LeaseMu
 	password  []byte      // of the session; guarded by LeaseMu
 
-	Attached sync.Map // data that other packages attach to the session, by their keys
+	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look

@@ -52,7 +52,7 @@ type Manager struct {
 	leaving  farewell
 	outage   outage
 	calls    functions
-	Attached sync.Map       // data that other packages keep across sessions, by their keys
+	Attached sync.Map       // data that other packages keep across sessions: see shared.Attached
 	Closing  chan struct{}  // closed when `closing` is set: by Close, or by a failure that no retry can cure
 	Over     chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
 	ended    chan struct{}  // closed when `run` has returned

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // A Roll is a listing of a parent znode that several callers share.
@@ -25,16 +26,12 @@ import (
 // listed, that proves nothing, and the caller asks for another Roll.
 type Roll struct {
 	pending[listing]
-	rolls *rolls
+	inc  *Incarnation
+	next *Roll // while this Roll is in flight: the next, which is not sent yet; nil if no caller has asked for it; guarded by rollBook.mu
 
 	mu   sync.Mutex
-	made []madeOf // guarded by mu
-}
-
-// A madeOf is a value that Make has derived from a Roll.
-type madeOf struct {
-	key string
-	v   any
+	made any    // the result of Make; guarded by mu
+	key  string // of that result; guarded by mu
 }
 
 // Names returns the listed names. They share memory: see [wire.Scanner.Strings].
@@ -43,43 +40,26 @@ func (r *Roll) Names() []string { return r.val.names }
 // Has reports whether `name` is listed.
 func (r *Roll) Has(name string) bool { return slices.Contains(r.val.names, name) }
 
-// Make returns the result of f for r. f is called once for all users of r with this key.
+// Make returns the result of f for r. While callers use the same key, as the contenders of one kind
+// do, f is called once for all of them.
 func (r *Roll) Make(key string, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, m := range r.made {
-		if m.key == key {
-			return m.v
-		}
+	if r.made == nil || r.key != key {
+		r.made, r.key = f(r.val.names), key
 	}
-	v := f(r.val.names)
-	r.made = append(r.made, madeOf{key, v})
-	return v
+	return r.made
 }
 
-// The type `rolls` has the listings of one parent znode. Its fields are guarded by rollBook.mu.
-type rolls struct {
-	inc      *Incarnation
-	dir      string
-	inFlight bool
-	next     *Roll // not sent yet; nil if no caller has asked for it
-}
-
-// A rollBook has the rolls of a session, by parent path, while a listing is in flight.
+// A rollBook has the Rolls of a session that are in flight, by parent path.
 type rollBook struct {
 	mu    sync.Mutex
-	byDir map[string]*rolls // guarded by mu
+	byDir map[string]*Roll // guarded by mu
 }
 
 func (inc *Incarnation) rollBook() *rollBook {
-	b, ok := inc.Attached.Load(rollBookKey{})
-	if !ok {
-		b, _ = inc.Attached.LoadOrStore(rollBookKey{}, &rollBook{byDir: make(map[string]*rolls)})
-	}
-	return b.(*rollBook)
+	return shared.Attached(&inc.Attached, func() *rollBook { return &rollBook{byDir: make(map[string]*Roll)} })
 }
-
-type rollBookKey struct{}
 
 // The method `roll` asks for a Roll of dir. There must be a connection.
 func (inc *Incarnation) roll(dir string) *Roll {
@@ -96,53 +76,44 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	b := inc.rollBook()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	rs := b.byDir[dir]
-	if rs == nil {
-		rs = &rolls{inc: inc, dir: dir}
-		b.byDir[dir] = rs
-	}
-	if rs.inFlight && !share {
+	inFlight := b.byDir[dir]
+	if inFlight != nil && !share {
 		return nil, false
 	}
-	if rs.next == nil {
-		rs.next = &Roll{rolls: rs, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
+	if inFlight != nil && inFlight.next != nil {
+		return inFlight.next, false
 	}
-	if rs.inFlight {
-		return rs.next, false
+	r = &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
+	if inFlight != nil {
+		inFlight.next = r
+		return r, false
 	}
-	return rs.takeLocked(), true
+	b.byDir[dir] = r
+	return r, true
 }
 
-// takeLocked takes the next Roll, which the caller sends. No later caller gets this Roll.
-func (rs *rolls) takeLocked() *Roll {
-	r := rs.next
-	rs.next, rs.inFlight = nil, true
-	return r
-}
-
-func (r *Roll) send() { r.rolls.inc.newestConn().SendOrFail(r) }
+func (r *Roll) send() { r.inc.newestConn().SendOrFail(r) }
 
 func (r *Roll) Finish() {
-	r.rolls.ended()
+	r.ended()
 	r.pending.Finish()
 }
 
 func (r *Roll) Fail(err error) {
-	r.rolls.ended()
+	r.ended()
 	r.pending.Fail(err)
 }
 
-// The method `ended` is called when the listing in flight is over. It sends the next Roll, if there
+// The method `ended` is called when r, which was in flight, is over. It sends the next Roll, if there
 // is one.
-func (rs *rolls) ended() {
-	b := rs.inc.rollBook()
+func (r *Roll) ended() {
+	b := r.inc.rollBook()
 	b.mu.Lock()
-	rs.inFlight = false
-	var next *Roll
-	if rs.next != nil {
-		next = rs.takeLocked()
+	next := r.next
+	if next != nil {
+		b.byDir[r.call.path] = next
 	} else {
-		delete(b.byDir, rs.dir)
+		delete(b.byDir, r.call.path)
 	}
 	b.mu.Unlock()
 	if next != nil {

@@ -62,3 +62,13 @@ func (s *WeakMap[K, V]) Kept() int {
 	defer s.mu.Unlock()
 	return len(s.kept)
 }
+
+// Attached returns the T in m. If m has none, Attached stores the result of `first`. So m has at most
+// one value of each type.
+func Attached[T any](m *sync.Map, first func() *T) *T {
+	v, ok := m.Load((*T)(nil))
+	if !ok {
+		v, _ = m.LoadOrStore((*T)(nil), first())
+	}
+	return v.(*T)
+}

@@ -123,14 +123,8 @@ type idleLog struct {
 	used time.Time
 }
 
-type poolKey struct{}
-
 func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
-	p, ok := attached.Load(poolKey{})
-	if !ok {
-		p, _ = attached.LoadOrStore(poolKey{}, newPool(m, flags))
-	}
-	return p.(*pool)
+	return shared.Attached(attached, func() *pool { return newPool(m, flags) })
 }
 
 func newPool(m *session.Manager, flags int32) *pool {
