@@ -4,9 +4,10 @@ package session
 // deletion.
 
 import (
-	"slices"
 	"sync"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
 )
@@ -26,29 +27,15 @@ import (
 // time. So the owner calls Drop under a lock, and checks in Vanished, under the same lock, whether
 // it has dropped this watch.
 type OwnWatch struct {
-	*ownWatches
-	Path    string
-	owner   interface{ Vanished(o *OwnWatch) }
-	watch   *conn.Watch // nil unless joined; guarded by ownWatches.mu
-	dropped bool        // guarded by ownWatches.mu
-}
-
-// ownWatches has the znodes of one session whose watches are not set yet. Znodes that are due
-// together are listed in one round trip.
-type ownWatches struct {
+	Path  string
 	inc   *Incarnation
-	mu    sync.Mutex
-	young []youngWatch // in the order of their field `due`; guarded by mu
-	timer *time.Timer  // runs `rise` when the first znode is due; nil if there is none; guarded by mu
-}
+	owner interface{ Vanished(o *OwnWatch) }
 
-type youngWatch struct {
-	*OwnWatch
-	due time.Time
+	mu      sync.Mutex
+	timer   *time.Timer // calls `look`; nil if no call is planned; guarded by mu
+	watch   *conn.Watch // nil unless joined; guarded by mu
+	dropped bool        // guarded by mu
 }
-
-// ownWatchesKey is the key of ownWatches in Incarnation.Attached.
-type ownWatchesKey struct{}
 
 // ownWatchAfter is the age at which the watch of a znode is set. A znode that was watched while
 // its owner waited keeps that watch.
@@ -61,31 +48,27 @@ const LookAgainAfter = time.Minute
 // WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
 // calls owner.Vanished without locks, in a goroutine of its own.
 func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
-	ws, ok := inc.Attached.Load(ownWatchesKey{})
-	if !ok {
-		ws, _ = inc.Attached.LoadOrStore(ownWatchesKey{}, &ownWatches{inc: inc})
-	}
-	return &OwnWatch{ownWatches: ws.(*ownWatches), Path: path, owner: owner}
+	return &OwnWatch{inc: inc, Path: path, owner: owner}
 }
 
 // Made begins the watch: the caller knows that the znode exists. The watch is set after
 // ownWatchAfter. If the znode is watched already, the watch is set at once, which costs no request.
 // Made does nothing after Drop.
 func (o *OwnWatch) Made(watched bool) {
-	ws := o.ownWatches
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	switch {
 	case o.dropped:
 	case watched:
-		ws.inc.Manager.Spawn(func() { ws.look([]*OwnWatch{o}) })
+		o.inc.Manager.Spawn(o.look)
 	default:
-		if len(ws.young) == cap(ws.young) {
-			ws.young = slices.DeleteFunc(ws.young, func(o youngWatch) bool { return o.dropped })
-		}
-		ws.young = append(ws.young, youngWatch{o, time.Now().Add(ownWatchAfter)})
-		ws.waitLocked()
+		o.lookLocked(ownWatchAfter)
 	}
+}
+
+// lookLocked plans a call of `look`.
+func (o *OwnWatch) lookLocked(after time.Duration) {
+	o.timer = time.AfterFunc(after, func() { o.inc.Manager.Spawn(o.look) })
 }
 
 // Drop ends o, because its owner is about to delete the znode. The caller calls the returned
@@ -95,120 +78,78 @@ func (o *OwnWatch) Drop() (left func()) {
 	if o == nil {
 		return func() {}
 	}
-	ws := o.ownWatches
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.timer != nil {
+		o.timer.Stop()
+	}
 	w := o.watch
 	o.dropped, o.watch = true, nil
 	if w == nil {
 		return func() {}
 	}
-	ws.inc.Watches.Untell(w, o)
-	return func() { ws.inc.Watches.Leave(w) }
+	o.inc.Watches.Untell(w, o)
+	return func() { o.inc.Watches.Leave(w) }
 }
 
-// waitLocked starts the timer for the first znode of `young`.
-func (ws *ownWatches) waitLocked() {
-	if ws.timer == nil && len(ws.young) > 0 {
-		ws.timer = time.AfterFunc(time.Until(ws.young[0].due), ws.rise)
-	}
-}
-
-// The method `rise` sets the watches that are due.
-func (ws *ownWatches) rise() {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	ws.timer = nil
-	now := time.Now()
-	var due []*OwnWatch
-	ws.young = slices.DeleteFunc(ws.young, func(o youngWatch) bool {
-		ripe := !now.Before(o.due)
-		if ripe {
-			due = append(due, o.OwnWatch)
-		}
-		return ripe || o.dropped
-	})
-	ws.waitLocked()
-	if len(due) > 0 {
-		ws.inc.Manager.Spawn(func() { ws.look(due) })
-	}
-}
-
-// The method `look` sets the watches of all `os` in one round trip. If the server already has a
-// watch on our znode, the OwnWatch shares that watch, and costs no request.
-func (ws *ownWatches) look(os []*OwnWatch) {
-	inc := ws.inc
-	var paths []string
-	ws.mu.Lock()
-	os = slices.DeleteFunc(os, func(o *OwnWatch) bool {
-		if o.dropped {
-			return true
-		}
-		o.watch = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.Path})
-		armed := inc.Watches.ArmedOnOurs(o.watch)
-		if armed {
-			o.followLocked()
-		} else {
-			paths = append(paths, o.Path)
-		}
-		return armed
-	})
-	ws.mu.Unlock()
-	if len(os) == 0 {
+// The method `look` sets the watch, and calls Vanished if the znode is deleted. It is called again
+// when the watch has fired. It does not conclude from the event that the znode is deleted: a server
+// that ends a session deletes its ephemeral znodes, and may send the events of the deletions before
+// it closes the connection. Then the listing that `look` sends has no reply, and the owner learns of
+// the end of the session.
+func (o *OwnWatch) look() {
+	inc := o.inc
+	o.mu.Lock()
+	o.timer = nil // frees its memory
+	if o.dropped {
+		o.mu.Unlock()
 		return
 	}
-	reads, err := retryEach(inc.Ctx, inc, paths, childrenCall)
-	if err != nil {
-		return // the session has ended, and all holders learn that from Ended
+	if o.watch != nil {
+		inc.Watches.Leave(o.watch)
 	}
-	for i, o := range os {
-		if ws.vanished(o, reads[i]) {
-			o.owner.Vanished(o)
-		}
+	o.watch = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.Path})
+	shares := inc.Watches.ArmedOnOurs(o.watch) // the server already has a watch on our znode: no request is needed
+	if shares {
+		o.followLocked()
+	}
+	o.mu.Unlock()
+	if shares {
+		return
+	}
+	_, stat, err := inc.Children(inc.Ctx, o.Path)
+	if o.vanished(stat, err) {
+		o.owner.Vanished(o)
 	}
 }
 
 // The method `vanished` reports whether the reply shows that the znode of o is deleted. If the
 // znode exists, vanished calls followLocked.
-func (ws *ownWatches) vanished(o *OwnWatch, reply *pending[listing]) bool {
-	inc := ws.inc
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
+func (o *OwnWatch) vanished(stat *zk.Stat, err error) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	switch {
 	case o.dropped:
 		return false
-	case IsNoNode(reply.err):
+	case IsNoNode(err):
 		return true
-	case reply.err != nil:
+	case err != nil && o.inc.Ctx.Err() != nil:
+		return false // the session has ended, and all holders learn that from Ended
+	case err != nil:
 		// The servers refuse the read. A deletion is then found by the next write, by the release,
 		// or by a later read that the servers permit.
-		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", reply.err)
-		time.AfterFunc(LookAgainAfter, func() { inc.Manager.Spawn(o.fired) })
+		o.inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)
+		o.lookLocked(LookAgainAfter)
 		return false
 	}
-	if reply.val.stat.EphemeralOwner != inc.ID.Load() {
+	if stat.EphemeralOwner != o.inc.ID.Load() {
 		return true // another session has made a znode of this name after ours was deleted
 	}
 	o.followLocked()
 	return false
 }
 
-// followLocked calls `fired` when the watch fires, or at once if the watch has fired already.
+// followLocked calls `look` when the watch fires, or at once if the watch has fired already.
 func (o *OwnWatch) followLocked() {
-	o.inc.Watches.Tell(o.watch, o, func() { o.inc.Manager.Spawn(o.fired) })
-}
-
-// The method `fired` looks at the znode again. It does not conclude that the znode is deleted: a
-// server that ends a session deletes its ephemeral znodes, and may send the events of the deletions
-// before it closes the connection. Then the listing that `look` sends has no reply, and the owner
-// learns of the end of the session.
-func (o *OwnWatch) fired() {
-	ws := o.ownWatches
-	ws.mu.Lock()
-	if !o.dropped {
-		ws.inc.Watches.Leave(o.watch)
-		o.watch = nil
-	}
-	ws.mu.Unlock()
-	ws.look([]*OwnWatch{o})
+	o.inc.Watches.Tell(o.watch, o, func() { o.inc.Manager.Spawn(o.look) })
 }
