@@ -4,6 +4,7 @@ package lock
 // names. It reads no znodes.
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -73,31 +74,15 @@ func ParseChildren(names []string, bases ...string) []Child {
 	return byNumbers(line)
 }
 
-// byNumbers sorts `line` by number, and children with the same number by name. A line may be long,
-// and is sorted at each listing. So the sort keys are integers: the number of a child, followed by
-// its index in `line`.
+// byNumbers sorts `line` by number, and children with the same number by name.
 func byNumbers(line []Child) []Child {
-	if len(line) < 2 {
-		return line
-	}
-	keys := make([]uint64, len(line))
-	for i, c := range line {
-		keys[i] = uint64(uint32(c.Seq))<<32 | uint64(i)
-	}
-	slices.Sort(keys)
-	sorted := make([]Child, len(line))
-	for i, key := range keys {
-		sorted[i] = line[uint32(key)]
-	}
-	for from, to := 0, 1; from < len(sorted); from, to = to, to+1 {
-		for to < len(sorted) && sorted[to].Seq == sorted[from].Seq {
-			to++
+	slices.SortFunc(line, func(a, b Child) int {
+		if a.Seq != b.Seq {
+			return cmp.Compare(uint32(a.Seq), uint32(b.Seq))
 		}
-		if to > from+1 {
-			slices.SortFunc(sorted[from:to], func(a, b Child) int { return strings.Compare(a.Name, b.Name) })
-		}
-	}
-	return sorted
+		return strings.Compare(a.Name, b.Name)
+	})
+	return line
 }
 
 // numberWindow is a limit: if two numbers differ by this much or more, they do not show which
