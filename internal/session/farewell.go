@@ -56,9 +56,7 @@ func (m *Manager) sayFarewell() {
 	}
 	f.done = make(chan struct{})
 	f.mu.Unlock()
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
+	inc := m.newest()
 	select {
 	case <-f.done:
 	case <-inc.Disconnection():

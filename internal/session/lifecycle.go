@@ -32,19 +32,16 @@ func (m *Manager) Connect(ctx context.Context) error {
 	}
 	m.fail(ErrClosed)
 	AwaitFor(m.ended, Grace) // a dialer that hangs ends by itself
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if u := (*unservedError)(nil); errors.As(err, &u) {
-		err = u.end
-	}
+	u := (*unservedError)(nil)
 	switch {
-	case m.dialErr == nil || ctx.Err() == nil:
-	case conn.RefusesTLS(m.dialErr):
-		err = fmt.Errorf("%w (last attempt: %w)", err, m.dialErr)
-	default: // not wrapped: it may be the error of another context than the caller's
-		err = fmt.Errorf("%w (last attempt: %v)", err, m.dialErr)
+	case !errors.As(err, &u):
+		return err
+	case u.last == nil:
+		return u.end
+	case conn.RefusesTLS(u.last):
+		return fmt.Errorf("%w (last attempt: %w)", u.end, u.last)
 	}
-	return err
+	return fmt.Errorf("%w (last attempt: %v)", u.end, u.last) // not wrapped: it may be the error of another context than the caller's
 }
 
 // Close ends the session permanently, and returns when all goroutines of m have ended.
@@ -82,10 +79,7 @@ func (m *Manager) FunctionOf(ctx context.Context) *Function {
 // functions. From now on, Incarnation.Stake refuses new holds. A hold that is granted in spite of
 // this releases itself.
 func (m *Manager) releaseBare() {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
-	for _, h := range inc.Ended.owners() {
+	for _, h := range m.newest().Ended.owners() {
 		if h, ok := h.(interface{ ReleaseBare() }); ok {
 			h.ReleaseBare()
 		}
@@ -97,9 +91,7 @@ func (m *Manager) releaseBare() {
 func (m *Manager) awaitFunctions() {
 	limit := m.Config.CloseTimeout
 	if limit < 0 {
-		m.mu.Lock()
-		limit = time.Duration(m.cur.Timeout.Load())
-		m.mu.Unlock()
+		limit = time.Duration(m.newest().Timeout.Load())
 	}
 	late := time.NewTimer(time.Until(m.calls.deadline(limit)))
 	defer late.Stop()
@@ -119,17 +111,6 @@ func (m *Manager) awaitFunctions() {
 			return
 		}
 	}
-}
-
-// Present returns the incarnation that has not ended, or nil.
-func (m *Manager) Present() *Incarnation {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
-	if inc == nil || inc.Ctx.Err() != nil {
-		return nil
-	}
-	return inc
 }
 
 // Granted returns the timeout of the present session, or 0 while there is none.

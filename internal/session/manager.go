@@ -46,7 +46,6 @@ type Manager struct {
 	feeds    map[listener]struct{} // the listeners for states; guarded by mu
 	untold   []Report              // events that the observer has not received yet; guarded by mu
 	telling  bool                  // a goroutine is passing events; guarded by mu
-	dialErr  error                 // the last failure to reach a server; guarded by mu
 	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
 	tried    map[string]error      // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	leaving  farewell
@@ -322,7 +321,6 @@ func (m *Manager) dialed(addr string, err error) {
 	err = fmt.Errorf("%s: %w", addr, err)
 	m.mu.Lock()
 	known := conn.RefusesTLS(m.tried[addr]) // the texts differ: the text about an expired certificate has the time
-	m.dialErr = err
 	m.mu.Unlock()
 	m.unfit(addr, err)
 	level := slog.LevelDebug
@@ -387,25 +385,34 @@ func (m *Manager) sayOutage(began time.Time) {
 
 // sayConnected logs the end of an outage that was logged.
 func (m *Manager) sayConnected(at, began time.Time) {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
 	// This is a warning, because the message about the outage was a warning.
-	m.Log.Warn(TextReconnected, "since", at, "lasted", at.Sub(began).Round(time.Millisecond), "session", Text(inc.ID.Load()))
+	m.Log.Warn(TextReconnected, "since", at, "lasted", at.Sub(began).Round(time.Millisecond), "session", Text(m.newest().ID.Load()))
 }
 
 // Text formats a session id as ZooKeeper's own tools do.
 func Text(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
+// The method `newest` returns the newest incarnation, or nil before the first.
+func (m *Manager) newest() *Incarnation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cur
+}
+
+// Present returns the incarnation that has not ended, or nil.
+func (m *Manager) Present() *Incarnation {
+	if inc := m.newest(); inc != nil && inc.Ctx.Err() == nil {
+		return inc
+	}
+	return nil
+}
+
 // Outage returns a channel that is closed while no connection serves the present session.
 func (m *Manager) Outage() <-chan struct{} {
-	m.mu.Lock()
-	inc := m.cur
-	m.mu.Unlock()
-	if inc == nil || inc.Ctx.Err() != nil {
-		return ClosedChan
+	if inc := m.Present(); inc != nil {
+		return inc.Disconnection()
 	}
-	return inc.Disconnection()
+	return ClosedChan
 }
 
 // The method `unserved` is CtxErr for a context that has ended while no connection served the
