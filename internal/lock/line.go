@@ -428,14 +428,8 @@ const askTime = 200 * time.Millisecond
 func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
-	down := c.Incarnation.Disconnection()
-	c.Line.Manager.Spawn(func() {
-		select {
-		case <-down:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
+	ctx, stop := c.Line.Manager.Until(ctx, c.Incarnation.Disconnection())
+	defer stop()
 	child := func() Child {
 		c.mu.Lock()
 		defer c.mu.Unlock()

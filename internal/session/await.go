@@ -74,20 +74,6 @@ func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 	return AwaitIn(ctx, inc, w.Fired)
 }
 
-// AwaitIn waits for `done`. It returns an error if ctx or the session ends first.
-func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
-	// If `done` and ctx are both ready, either result is right: the caller has not learned of
-	// `done` yet, and cleans up after an error.
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return ErrEnded
-	}
-}
-
 // AwaitMade waits until a znode exists at path. AwaitMade also returns if a znode was created there
 // during the call and has been deleted since.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {

@@ -368,10 +368,3 @@ func (d *Deletion) over(err error) {
 }
 
 var _ conn.Request = (*Deletion)(nil)
-
-// The method `connection` returns a channel that is closed while a connection serves the session.
-func (inc *Incarnation) connection() <-chan struct{} {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	return inc.up
-}

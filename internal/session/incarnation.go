@@ -588,11 +588,16 @@ func (inc *Incarnation) Disconnection() <-chan struct{} {
 	return inc.down
 }
 
+// The method `connection` returns a channel that is closed while a connection serves the session.
+func (inc *Incarnation) connection() <-chan struct{} {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	return inc.up
+}
+
 // Connection waits until a connection serves the session.
 func (inc *Incarnation) Connection(ctx context.Context) error {
-	inc.mu.Lock()
-	up := inc.up
-	inc.mu.Unlock()
+	up := inc.connection()
 	if IsClosed(up) {
 		return nil // with a connection, this is cheaper than the select below
 	}

@@ -5,6 +5,7 @@ package session
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 )
 
@@ -42,24 +43,8 @@ func KeyOfName(name string) (key string, ok bool) {
 	if name == "%" {
 		return "", true
 	}
-	var b strings.Builder
-	for i := 0; i < len(name); i++ {
-		if name[i] != '%' {
-			b.WriteByte(name[i])
-			continue
-		}
-		var c byte
-		if len(name) < i+3 {
-			return "", false
-		}
-		if _, err := fmt.Sscanf(name[i+1:i+3], "%02X", &c); err != nil {
-			return "", false
-		}
-		b.WriteByte(c)
-		i += 2
-	}
-	key = b.String()
-	return key, NameOfKey(key) == name
+	key, err := url.PathUnescape(name)
+	return key, err == nil && NameOfKey(key) == name
 }
 
 // KeyThatFits returns the longest prefix of `key` whose name has at most `room` bytes.

@@ -179,6 +179,19 @@ func (m *Manager) Spawn(f func()) {
 	m.wg.Go(f)
 }
 
+// Until returns a context like ctx that also ends when `over` is closed. The caller must call `stop`.
+func (m *Manager) Until(ctx context.Context, over <-chan struct{}) (until context.Context, stop func()) {
+	until, stop = context.WithCancel(ctx)
+	m.Spawn(func() {
+		select {
+		case <-over:
+			stop()
+		case <-until.Done():
+		}
+	})
+	return until, stop
+}
+
 // finishingKey marks a context of work that continues while the Session is being closed.
 type finishingKey struct{}
 

@@ -53,10 +53,10 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 // endOver asks the server at addr to end session w.
 func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	m, limit := inc.Manager, min(w.Timeout/5, 5*time.Second)
-	ctx, cancel := m.untilClosing()
-	defer cancel()
-	ctx, expire := context.WithTimeout(ctx, limit)
+	ctx, expire := context.WithTimeout(context.Background(), limit)
 	defer expire()
+	ctx, stop := m.Until(ctx, m.Over)
+	defer stop()
 	c, err := m.dialer.Dial(ctx, addr, limit)
 	if err != nil {
 		return err
@@ -66,17 +66,4 @@ func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	c.SetDeadline(time.Now().Add(limit))
 	m.requests.Add(1)
 	return inc.conns.End(ctx, c, addr, w)
-}
-
-// untilClosing returns a context that ends when the Session is closed.
-func (m *Manager) untilClosing() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	m.Spawn(func() {
-		select {
-		case <-m.Over:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
-	return ctx, cancel
 }

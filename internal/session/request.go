@@ -244,8 +244,15 @@ func (inc *Incarnation) Pause(ctx context.Context, try int) error {
 	if d == 0 {
 		return nil
 	}
+	return AwaitIn(ctx, inc, time.After(d))
+}
+
+// AwaitIn waits for `done`. It returns an error if ctx or the session ends first.
+func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
+	// If `done` and ctx are both ready, either result is right: the caller has not learned of
+	// `done` yet, and cleans up after an error.
 	select {
-	case <-time.After(d):
+	case <-done:
 		return nil
 	case <-ctx.Done():
 		return CtxErr(ctx)

@@ -146,9 +146,7 @@ type inquiry struct {
 // due, or there is no connection, inquire returns nil, and the time after which to call inquire
 // again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
-	inc.mu.Lock()
-	up := IsClosed(inc.up)
-	inc.mu.Unlock()
+	up := IsClosed(inc.connection())
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	now := time.Now()

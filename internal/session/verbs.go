@@ -152,18 +152,13 @@ func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, versi
 // If a reply is lost, the repetition may find the znode of the first attempt, and report false. A
 // caller that must know whether it created the znode writes unique data into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
-	return inc.CreateIn(ctx, Dir{}, path, data)
-}
-
-// CreateIn is Create of a child of dir.
-func (inc *Incarnation) CreateIn(ctx context.Context, dir Dir, path string, data []byte) (bool, error) {
 	for {
 		_, err := retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
 		switch {
 		case IsNodeExists(err):
 			return false, nil
 		case IsNoNode(err):
-			if _, err := inc.addDir(ctx, ParentPath(path), dir); err != nil {
+			if _, err := inc.addDir(ctx, ParentPath(path), Dir{}); err != nil {
 				return false, err
 			}
 		default:
