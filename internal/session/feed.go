@@ -2,107 +2,82 @@ package session
 
 // This file passes the changes of a session's state to readers. event.go has the states.
 
-import (
-	"context"
-	"sync"
-)
+import "context"
 
 // States returns a channel that receives every change of state from now on. The values have the
 // type S, which the caller chooses. The channel is closed when ctx ends, or after StateClosed.
 func States[S ~int](ctx context.Context, m *Manager) <-chan S {
-	f := newFeed[S]()
+	f := &feed[S]{m: m, end: ctx.Done(), out: make(chan S, 64)}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.state == StateClosed {
-		m.mu.Unlock()
 		close(f.out)
 		return f.out
 	}
 	m.feeds[f] = struct{}{}
-	m.mu.Unlock()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		f.run(ctx)
+	f.forget = context.AfterFunc(ctx, func() {
 		m.mu.Lock()
-		delete(m.feeds, f)
-		m.mu.Unlock()
-	}()
-	m.Spawn(func() {
-		select {
-		case <-ended:
-		case <-f.stuck:
+		defer m.mu.Unlock()
+		if len(f.late) == 0 { // otherwise, `send` closes the channel
+			f.closeLocked()
 		}
 	})
 	return f.out
 }
 
-// The type `feed` carries the changes of state to one reader. It buffers them, so that a slow
-// reader never blocks the session.
+// The type `feed` carries the changes of state to one reader. A slow reader never blocks the
+// session: if the channel is full, a goroutine waits for the reader. Close does not wait for that
+// goroutine.
 type feed[S ~int] struct {
-	out   chan S
-	more  chan struct{} // has a token when `queue` may not be empty
-	last  chan struct{} // closed when StateClosed is in `queue`
-	stuck chan struct{} // closed when `last` is closed and the feed only waits for its reader
-
-	mu    sync.Mutex
-	queue []ConnState // guarded by mu
+	m      *Manager
+	out    chan S
+	end    <-chan struct{} // closed at the end of the reader's context
+	forget func() bool     // ends the wait for that end
+	late   []S             // states that wait for the reader, while `send` runs; guarded by Manager.mu
 }
 
-func newFeed[S ~int]() *feed[S] {
-	return &feed[S]{
-		out:   make(chan S, 64),
-		more:  make(chan struct{}, 1),
-		last:  make(chan struct{}),
-		stuck: make(chan struct{}),
-	}
-}
-
+// The method `push` is called under Manager.mu.
 func (f *feed[S]) push(s ConnState) {
-	f.mu.Lock()
-	f.queue = append(f.queue, s)
-	f.mu.Unlock()
-	if s == StateClosed {
-		close(f.last)
-	}
-	select {
-	case f.more <- struct{}{}:
-	default: // a token is there already
-	}
-}
-
-func (f *feed[S]) run(ctx context.Context) {
-	defer close(f.out)
-	for {
-		f.mu.Lock()
-		queue := f.queue
-		f.queue = nil
-		f.mu.Unlock()
-		for _, s := range queue {
-			if !f.send(ctx, S(s)) || s == StateClosed {
-				return
-			}
-		}
-		select {
-		case <-f.more:
-		case <-ctx.Done():
-			return
+	switch {
+	case len(f.late) > 0:
+		f.late = append(f.late, S(s))
+	case len(f.out) == cap(f.out):
+		f.late = []S{S(s)}
+		go f.send()
+	default:
+		f.out <- S(s)
+		if s == StateClosed {
+			f.closeLocked()
 		}
 	}
 }
 
-// The method `send` sends s to the reader. It returns false if ctx ends first.
-func (f *feed[S]) send(ctx context.Context, s S) bool {
-	last := f.last
-	for {
+// The method `send` sends the states in `late`.
+func (f *feed[S]) send() {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	for len(f.late) > 0 {
+		s := f.late[0]
+		f.m.mu.Unlock()
+		sent := false
 		select {
 		case f.out <- s:
-			return true
-		case <-ctx.Done():
-			return false
-		case <-last:
+			sent = true
+		case <-f.end:
 		}
-		if last = nil; len(f.out) == cap(f.out) && !IsClosed(f.stuck) {
-			close(f.stuck)
+		f.m.mu.Lock()
+		if f.late = f.late[1:]; !sent || ConnState(s) == StateClosed {
+			f.late = nil
+			f.closeLocked()
 		}
+	}
+}
+
+// closeLocked closes the channel, unless it is closed already.
+func (f *feed[S]) closeLocked() {
+	if _, open := f.m.feeds[f]; open {
+		delete(f.m.feeds, f)
+		close(f.out)
+		f.forget()
 	}
 }
