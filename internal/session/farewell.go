@@ -17,10 +17,7 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	f := &m.leaving
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.begun == nil {
-		f.begun = make(chan struct{})
-	}
-	if f.over && f.staff == 0 {
+	if f.done != nil && f.staff == 0 {
 		return f.begun, func() {}
 	}
 	f.staff++
@@ -33,32 +30,18 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	})
 }
 
-// sayFarewell runs the farewell for Close. A second, concurrent Close waits on a channel until the
-// first has run the farewell. It does not wait in a sync.Once, because that would stop the clock of
-// a synctest bubble.
+// sayFarewell runs the farewell for Close.
 func (m *Manager) sayFarewell() {
-	f := &m.leaving
+	f, done := &m.leaving, make(chan struct{})
 	f.mu.Lock()
-	if f.over {
-		f.mu.Unlock()
-		<-f.said
-		return
-	}
-	f.over, f.said = true, make(chan struct{})
-	defer close(f.said)
-	if f.begun == nil {
-		f.begun = make(chan struct{})
+	if f.done = done; f.staff == 0 {
+		close(done)
 	}
 	close(f.begun)
-	if f.staff == 0 {
-		f.mu.Unlock()
-		return
-	}
-	f.done = make(chan struct{})
 	f.mu.Unlock()
 	inc := m.newest()
 	select {
-	case <-f.done:
+	case <-done:
 	case <-inc.Disconnection():
 	case <-inc.Ctx.Done():
 	case <-m.Over:

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
-	"time"
 )
 
 // A Function is one call of a function that the program has passed to a method Do, Run or Work.
@@ -32,7 +31,6 @@ type functions struct {
 	closed  error // why no function may begin
 	running map[*Function]struct{}
 	changed chan struct{} // made by Close; closed when `running` changes
-	until   time.Time     // end of Close's wait; set by the first call of Close
 }
 
 // Begin is called before the function runs, in its goroutine. If the Session is being closed, the
@@ -134,17 +132,6 @@ func (fs *functions) awaited() (n int, changed <-chan struct{}) {
 		fs.changed = make(chan struct{})
 	}
 	return n, fs.changed
-}
-
-// The method `deadline` returns the time at which Close stops waiting. The first call of `deadline`
-// sets this time: `limit` after that call.
-func (fs *functions) deadline(limit time.Duration) time.Time {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if fs.until.IsZero() {
-		fs.until = time.Now().Add(limit)
-	}
-	return fs.until
 }
 
 // The function `goroutine` returns the number of the calling goroutine.

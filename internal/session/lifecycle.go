@@ -56,6 +56,10 @@ func (m *Manager) Close() {
 	m.leave(ErrClosed)
 	m.calls.leaving.End(ErrClosed)
 	m.calls.waive()
+	if m.closes.Swap(true) {
+		<-m.ended // another call closes m
+		return
+	}
 	if n, _ := m.calls.awaited(); n > 0 {
 		m.releaseBare()
 	}
@@ -93,7 +97,7 @@ func (m *Manager) awaitFunctions() {
 	if limit < 0 {
 		limit = time.Duration(m.newest().Timeout.Load())
 	}
-	late := time.NewTimer(time.Until(m.calls.deadline(limit)))
+	late := time.NewTimer(limit)
 	defer late.Stop()
 	for {
 		n, changed := m.calls.awaited()

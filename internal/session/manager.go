@@ -41,6 +41,7 @@ type Manager struct {
 	cur      *Incarnation          // the newest incarnation; guarded by mu
 	changed  chan struct{}         // closed and replaced when `cur` or `err` changes; guarded by mu
 	err      error                 // the reason why there will be no other incarnation; guarded by mu
+	closes   atomic.Bool           // Close was called
 	closing  error                 // the reason why nothing new can begin; guarded by mu
 	state    ConnState             // guarded by mu
 	feeds    map[listener]struct{} // the listeners for states; guarded by mu
@@ -74,6 +75,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		Closing: make(chan struct{}),
 		Over:    make(chan struct{}),
 		ended:   make(chan struct{}),
+		leaving: farewell{begun: make(chan struct{})},
 	}
 	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
@@ -462,9 +464,7 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 // persistent znodes. The end itself deletes only ephemeral znodes.
 type farewell struct {
 	mu    sync.Mutex
-	begun chan struct{} // closed by Close; made on first use
-	over  bool          // `begun` is closed; guarded by mu
-	said  chan struct{} // closed when the session may be closed; made when `over` is set
+	begun chan struct{} // closed by Close
 	staff int           // number of goroutines that will tidy up; guarded by mu
-	done  chan struct{} // closed when `staff` is 0; nil before Close
+	done  chan struct{} // closed when `staff` is 0; nil while `begun` is open; guarded by mu
 }
