@@ -25,13 +25,7 @@ import (
 //
 // A batch is used once.
 type batch struct {
-	requests []conn.Request // each is a `batched`
-}
-
-// The type `batched` is one request of a batch: a `pending` of any type.
-type batched interface {
-	conn.Request
-	settle(ctx context.Context, inc *Incarnation) error
+	requests []conn.Request // each is a `pending` of some type
 }
 
 func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
@@ -62,7 +56,9 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 // returns the error of ctx or ErrEnded. Then the outcome of the unanswered requests is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
-		if err := r.(batched).settle(ctx, inc); OutcomeOf(err) != Answered {
+		if err := r.(interface {
+			settle(context.Context, *Incarnation) error
+		}).settle(ctx, inc); OutcomeOf(err) != Answered {
 			return err
 		}
 	}
