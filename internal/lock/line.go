@@ -124,8 +124,7 @@ type Claim struct {
 	listing chan struct{} // closed when the listing of Lock.list is answered; nil if no listing is under way
 	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way
 	stop    func()        // cancels that Downgrade, unless it is already done
-	keptAt  time.Time     // if c is kept: the time at which the last goroutine released c
-	timer   *time.Timer   // fires when c has been kept for the time Lock.Retain; nil if it has fired while a goroutine held c
+	timer   *time.Timer   // if c is kept: calls `recall` when c has been kept for the time Lock.Retain
 	recall  func()        // deletes c, if no goroutine holds it; nil if c was never kept
 }
 

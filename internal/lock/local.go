@@ -666,9 +666,6 @@ func (l *Lock) mayPass(h *Claim) bool {
 // functions from here to unkeep.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
-	if l.idle != h {
-		stop(h.timer)
-	}
 	if r := l.reading; !l.shared() {
 		l.reading = nil
 	} else if r != nil && r.Cause() != nil && !slices.ContainsFunc(l.holds, isLost) {
@@ -700,10 +697,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 		h.recall = func() { l.recall(h) }
 		h.lost.AfterFunc(func(error) { l.Manager.Spawn(h.recall) })
 	}
-	h.keptAt = time.Now()
-	if h.timer == nil {
-		h.timer = time.AfterFunc(l.Retain, func() { l.expire(h) })
-	}
+	h.timer = time.AfterFunc(l.Retain, h.recall)
 	// If a contender has come since the call of Alone, its create has fired the watch. Then
 	// OnRecall calls `recall` at once.
 	h.OnRecall(h.recall)
@@ -730,48 +724,24 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
-		stop(h.timer)
 		l.Manager.Spawn(h.Discard)
-	}
-}
-
-// The function `stop` stops the timer t, unless t is nil.
-func stop(t *time.Timer) {
-	if t != nil {
-		t.Stop()
 	}
 }
 
 func (l *Lock) unkeep(h *Claim) {
 	l.idle = nil
 	l.Kept.Add(-1)
+	h.timer.Stop()
 }
 
-// The method `recall` is called when another contender may have come, or h is lost. If h is the
-// kept place, `recall` deletes it.
+// The method `recall` is called when another contender may have come, h is lost, or h has been kept
+// for the time Retain. If h is the kept place, `recall` deletes it.
 func (l *Lock) recall(h *Claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.idle == h {
 		l.discard()
 	}
-}
-
-// The method `expire` is called by the timer of h. It deletes h if h has been kept for the time
-// Retain. When a goroutine gets h, the timer continues, because setting the timer again for each
-// use would cost more than the use itself.
-func (l *Lock) expire(h *Claim) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.idle != h {
-		h.timer = nil // `keep` makes another timer
-		return
-	}
-	if left := l.Retain - time.Since(h.keptAt); left > 0 {
-		h.timer.Reset(left)
-		return
-	}
-	l.discard()
 }
 
 // Txn applies ops in one transaction, if g is still held. If g has been released, the error is
