@@ -44,16 +44,19 @@ type followed struct {
 	w *conn.Watch
 }
 
-// The type `written` identifies a state of a child by the transactions that created and last wrote
-// the child, and by the time of the last write. If the servers have lost their data and zxids begin
-// again, two states can have the same zxids, and only their times differ.
-type written struct{ czxid, mzxid, mtime int64 }
+// sameState reports whether two reads have seen the same state of a child: the transactions that
+// created and last wrote the child, and the time of the last write, are the same. If the servers have
+// lost their data and zxids begin again, two states can have the same zxids, and only their times
+// differ.
+func sameState(a, b Node) bool {
+	return a.Stat.Czxid == b.Stat.Czxid && a.Stat.Mzxid == b.Stat.Mzxid && a.Stat.Mtime == b.Stat.Mtime
+}
 
 // FollowDir calls the callback with the present snapshot of the children of dir, and then with each
-// snapshot that differs from the previous one. It returns when ctx ends or the callback returns an
-// error. If a session is lost, FollowDir continues in the next session. While dir does not exist,
-// it has no children. If the callback receives from `changed`, it may return false. Then FollowDir
-// calls it again with a newer snapshot.
+// snapshot that differs from the previous one. The callback must not change a snapshot. FollowDir
+// returns when ctx ends or the callback returns an error. If a session is lost, FollowDir continues
+// in the next session. While dir does not exist, it has no children. If the callback receives from
+// `changed`, it may return false. Then FollowDir calls it again with a newer snapshot.
 //
 // With `confirm`, FollowDir also passes on the first snapshot after each lost connection, even if
 // that snapshot has not changed. FollowDir does not call the callback while there is no connection.
@@ -61,7 +64,7 @@ type written struct{ czxid, mzxid, mtime int64 }
 // false. Without `confirm`, `lost` is closed when the session has ended, because a snapshot of that
 // session may then be old.
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
-	var last map[string]written
+	var last map[string]Node
 	return m.During(ctx, func(inc *Incarnation) error {
 		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
 		defer f.close()
@@ -90,8 +93,8 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 				}
 				continue
 			}
-			if now := f.versions(); last == nil || unconfirmed || !maps.Equal(now, last) {
-				told, err := tell(f.snapshot(), f.bell, lost)
+			if now := f.snapshot(); last == nil || unconfirmed || !maps.EqualFunc(now, last, sameState) {
+				told, err := tell(now, f.bell, lost)
 				if err != nil {
 					return err
 				}
@@ -264,16 +267,6 @@ func (f *follower) close() {
 	if f.list != nil {
 		f.inc.Watches.LeaveUntold(f.list, f)
 	}
-}
-
-// The method `versions` returns a value that identifies the snapshot. The value differs even if a
-// child was deleted and created again with the same version.
-func (f *follower) versions() map[string]written {
-	vs := make(map[string]written, len(f.parts))
-	for name, p := range f.parts {
-		vs[name] = written{p.Stat.Czxid, p.Stat.Mzxid, p.Stat.Mtime}
-	}
-	return vs
 }
 
 func (f *follower) snapshot() map[string]Node {
