@@ -6,6 +6,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -400,7 +401,7 @@ func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 // program holds c. The other reason is that c is Unwatched: either its primitive releases c, or c
 // ends with the session.
 func (c *Claim) inFunction() bool {
-	return c.Unwatched || c.lost.Any(func(owner any) bool {
+	return c.Unwatched || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
 		g, ok := owner.(*Grant)
 		return ok && g.within.Runs()
 	})

@@ -108,21 +108,14 @@ func (e *Ending) Remove(h *Hook) {
 	}
 }
 
-// The method `owners` returns the owners of the hooks.
-func (e *Ending) owners() (all []any) {
+// Owners returns the owners of the hooks.
+func (e *Ending) Owners() (all []any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, h := range e.hooks {
 		all = append(all, h.Owner)
 	}
 	return all
-}
-
-// Any reports whether f returns true for the owner of any hook. f must not call e.
-func (e *Ending) Any(f func(owner any) bool) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.ContainsFunc(e.hooks, func(h *Hook) bool { return f(h.Owner) })
 }
 
 // AfterFunc adds f, and returns a function that removes it.

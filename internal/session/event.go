@@ -59,6 +59,3 @@ const (
 	StateExpired                     // the session ended; StateConnecting follows
 	StateClosed                      // the end
 )
-
-// The type `listener` receives every change of state. Its method `push` does not block.
-type listener interface{ push(ConnState) }

@@ -14,7 +14,7 @@ func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 		close(f.out)
 		return f.out
 	}
-	m.feeds[f] = struct{}{}
+	m.feeds[f] = f.push
 	f.forget = context.AfterFunc(ctx, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()

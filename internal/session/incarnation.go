@@ -48,20 +48,21 @@ type Incarnation struct {
 	first      chan struct{} // closed when the first handshake has succeeded
 	gone       chan struct{} // closed when `serve` has returned
 	drain      sync.Once     // `shut` does its work once
+	over       atomic.Bool   // the servers have confirmed the end of the session, for which the client has asked
+
+	abandoned atomic.Pointer[time.Time] // when the session was abandoned; nil before that; never changes once set
 
 	mu   sync.Mutex
 	conn *conn.Conn    // the newest connection, or nil; guarded by mu
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
 	down chan struct{} // closed while no connection serves the session; guarded by mu
 
-	LeaseMu   sync.Mutex
-	Lease     lease.Lease // guarded by LeaseMu
-	stakes    int         // number of holds of the session; guarded by LeaseMu
-	asking    *inquiry    // the inquiry under way, or nil; guarded by LeaseMu
-	leaveBy   time.Time   // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
-	abandoned time.Time   // when the session was abandoned; guarded by LeaseMu; never changes once set
-	over      bool        // the servers have confirmed the end of the session; guarded by LeaseMu
-	password  []byte      // of the session; guarded by LeaseMu
+	LeaseMu  sync.Mutex
+	Lease    lease.Lease // guarded by LeaseMu
+	stakes   int         // number of holds of the session; guarded by LeaseMu
+	asking   *inquiry    // the inquiry under way, or nil; guarded by LeaseMu
+	leaveBy  time.Time   // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
+	password []byte      // of the session; guarded by LeaseMu
 
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
@@ -161,7 +162,7 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	m := inc.Manager
 	switch {
 	case err == conn.ErrEnded:
-		inc.endedOnServer()
+		inc.over.Store(true)
 	case (err == zk.ErrSessionMoved || err == zk.ErrSessionExpired) && inc.Ctx.Err() == nil:
 		m.Pace.again() // the next handshake decides: see conn.Conn.disowned
 	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
@@ -395,32 +396,8 @@ func (inc *Incarnation) giveUp() {
 // The method `abandon` records the time at which the session was abandoned. At that time, the
 // holders learn of their loss.
 func (inc *Incarnation) abandon() {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	if inc.abandoned.IsZero() {
-		inc.abandoned = time.Now()
-	}
-}
-
-// leftAt returns the time at which the session was abandoned, or a zero time.
-func (inc *Incarnation) leftAt() time.Time {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	return inc.abandoned
-}
-
-// endedOnServer records that the servers have ended the session at the client's request.
-func (inc *Incarnation) endedOnServer() {
-	inc.LeaseMu.Lock()
-	inc.over = true
-	inc.LeaseMu.Unlock()
-}
-
-// The method `ended` reports whether endedOnServer was called.
-func (inc *Incarnation) ended() bool {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	return inc.over
+	now := time.Now()
+	inc.abandoned.CompareAndSwap(nil, &now)
 }
 
 // LossTime is the time for which a holder can react after the library gives up its hold. No other
@@ -434,8 +411,8 @@ func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Time
 // existed during the whole wait. If there is no connection, or it ends, leaveTime returns false at
 // once.
 func (inc *Incarnation) leaveTime() (connected bool) {
-	left, down := inc.leftAt(), inc.Disconnection()
-	if left.IsZero() {
+	left, down := inc.abandoned.Load(), inc.Disconnection()
+	if left == nil {
 		return !IsClosed(down)
 	}
 	// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
@@ -493,16 +470,16 @@ func (inc *Incarnation) shut() {
 		// Perhaps there was no connection, so no server was asked to end the session. Or the server
 		// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 		// server forwards the request later, that ends the same session.
-		left := inc.leftAt()
-		if left.IsZero() {
+		left := inc.abandoned.Load()
+		if left == nil {
 			// A handshake may have read its reply before `seal`, and calls `abandon` before `serve` returns.
 			// `shut` waits for `serve` in any case. `serve` needs nothing from `shut`: it returns when Ctx
 			// has ended and its socket is closed.
 			<-inc.gone
-			left = inc.leftAt()
+			left = inc.abandoned.Load()
 		}
-		if !left.IsZero() && !inc.ended() {
-			inc.Manager.Spawn(func() { inc.endOrphan(left) })
+		if left != nil && !inc.over.Load() {
+			inc.Manager.Spawn(func() { inc.endOrphan(*left) })
 		}
 	})
 	<-inc.gone

@@ -83,7 +83,7 @@ func (m *Manager) FunctionOf(ctx context.Context) *Function {
 // functions. From now on, Incarnation.Stake refuses new holds. A hold that is granted in spite of
 // this releases itself.
 func (m *Manager) releaseBare() {
-	for _, h := range m.newest().Ended.owners() {
+	for _, h := range m.newest().Ended.Owners() {
 		if h, ok := h.(interface{ ReleaseBare() }); ok {
 			h.ReleaseBare()
 		}

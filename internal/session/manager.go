@@ -38,17 +38,17 @@ type Manager struct {
 	noContainers atomic.Bool // the servers do not know containers
 
 	mu       sync.Mutex
-	cur      *Incarnation          // the newest incarnation; guarded by mu
-	changed  chan struct{}         // closed and replaced when `cur` or `err` changes; guarded by mu
-	err      error                 // the reason why there will be no other incarnation; guarded by mu
-	closes   atomic.Bool           // Close was called
-	closing  error                 // the reason why nothing new can begin; guarded by mu
-	state    ConnState             // guarded by mu
-	feeds    map[listener]struct{} // the listeners for states; guarded by mu
-	untold   []Report              // events that the observer has not received yet; guarded by mu
-	telling  bool                  // a goroutine is passing events; guarded by mu
-	lately   error                 // why the last server failed; nil once a server executes a request; guarded by mu
-	tried    map[string]error      // by address: the server's last error; cleared when any server executes a request; guarded by mu
+	cur      *Incarnation            // the newest incarnation; guarded by mu
+	changed  chan struct{}           // closed and replaced when `cur` or `err` changes; guarded by mu
+	err      error                   // the reason why there will be no other incarnation; guarded by mu
+	closes   atomic.Bool             // Close was called
+	closing  error                   // the reason why nothing new can begin; guarded by mu
+	state    ConnState               // guarded by mu
+	feeds    map[any]func(ConnState) // the method `push` of each feed; guarded by mu
+	untold   []Report                // events that the observer has not received yet; guarded by mu
+	telling  bool                    // a goroutine is passing events; guarded by mu
+	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu
+	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	leaving  farewell
 	outage   outage
 	calls    functions
@@ -71,7 +71,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		chroot:  chroot,
 		Log:     cfg.Log,
 		changed: make(chan struct{}),
-		feeds:   make(map[listener]struct{}),
+		feeds:   make(map[any]func(ConnState)),
 		Closing: make(chan struct{}),
 		Over:    make(chan struct{}),
 		ended:   make(chan struct{}),
@@ -292,8 +292,8 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	}
 	if m.state != s {
 		m.state = s
-		for f := range m.feeds {
-			f.push(s)
+		for _, push := range m.feeds {
+			push(s)
 		}
 	}
 	if e.Kind != 0 {
