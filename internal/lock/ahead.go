@@ -22,7 +22,6 @@ type Ahead struct {
 	place int      // number of contenders ahead, at the last listing or read
 	head  string   // name of the first contender, if its znode was read; otherwise ""
 	node  session.Node
-	timer *time.Timer // the timer for the reads of the present wait; nil if this wait has no reads
 }
 
 // A Behind describes the contenders for which a waiter waits: their number and, if known, the first
@@ -88,53 +87,44 @@ func (a *Ahead) Now() Behind {
 // first contenders and the number of all contenders ahead. Between two reads, there is only a
 // timer, and no goroutine.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
-	var timer *time.Timer // while the wait lasts, a.timer is this timer
-	wait := lookAfter
+	var timer *time.Timer
+	wait, over := lookAfter, false // `over`: the wait has ended, and another may use `a` now; guarded by mu, like the other two
 	look := func() {
-		ctx := inc.Ctx
 		// After an error, `a` stays unchanged.
-		if found, err := a.look(ctx, inc); err == nil && !found {
-			if names, place, err := list(ctx); err == nil {
-				a.mu.Lock()
-				if a.timer != timer { // `a` is used for another wait now
-					a.mu.Unlock()
-					return
-				}
+		found, err := a.look(inc)
+		if err == nil && !found {
+			names, place, err := list(inc.Ctx)
+			a.mu.Lock()
+			again := err == nil && !over
+			if again {
 				a.setLocked(names, place)
-				a.mu.Unlock()
-				a.look(ctx, inc)
+			}
+			a.mu.Unlock()
+			if again {
+				a.look(inc)
 			}
 		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.timer == timer && ctx.Err() == nil {
+		if !over && inc.Ctx.Err() == nil {
 			timer.Reset(wait)
 			wait = min(2*wait, lookEvery)
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	timer = time.AfterFunc(lookAfter, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.timer == timer {
-			inc.Manager.Spawn(look)
-		}
-	})
-	a.timer = timer
+	timer = time.AfterFunc(lookAfter, func() { inc.Manager.Spawn(look) })
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
+		over = true
 		timer.Stop()
-		if a.timer == timer {
-			a.timer = nil
-		}
 	}
 }
 
 // The method `look` reads the znodes of the contenders in `a`, and records the first znode that
 // exists. It reports whether there is such a znode.
-func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool, err error) {
+func (a *Ahead) look(inc *session.Incarnation) (found bool, err error) {
 	a.mu.Lock()
 	dir, first := a.dir, a.first
 	a.mu.Unlock()
@@ -142,7 +132,7 @@ func (a *Ahead) look(ctx context.Context, inc *session.Incarnation) (found bool,
 	for i, name := range first {
 		paths[i] = session.ChildPath(dir, name)
 	}
-	nodes, err := inc.GetVisible(ctx, paths)
+	nodes, err := inc.GetVisible(inc.Ctx, paths)
 	if err != nil {
 		return false, err
 	}
