@@ -185,21 +185,7 @@ type Node struct {
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
 // read. These servers would break the connection at each attempt.
 func CheckSize(ops []any) error {
-	n := 8 + 9 // the header of the request, and the end of the operations
-	for _, op := range ops {
-		n += 9
-		switch op := op.(type) {
-		case *zk.CreateRequest:
-			n += 16 + len(op.Path) + len(op.Data) + sizeOfACL(op.Acl)
-		case *zk.SetDataRequest:
-			n += 12 + len(op.Path) + len(op.Data)
-		case *zk.DeleteRequest:
-			n += 8 + len(op.Path)
-		case *zk.CheckVersionRequest:
-			n += 8 + len(op.Path)
-		}
-	}
-	if n > maxRequest {
+	if n := 8 + len(wire.AppendOps(nil, ops)); n > maxRequest { // 8 is the size of the header
 		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
 	}
 	return nil
