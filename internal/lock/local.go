@@ -288,11 +288,7 @@ func (l *Lock) next(mode HoldMode) bool {
 // letIn gives the first waiter a grant of h.
 func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
-	if l.waiting[0] = nil; len(l.waiting) == 1 {
-		l.waiting = l.waiting[:0] // the next waiter uses this memory
-	} else {
-		l.waiting = l.waiting[1:]
-	}
+	l.waiting = slices.Delete(l.waiting, 0, 1)
 	w.grant = l.admit(h, w.pin)
 	w.wake()
 }

@@ -19,14 +19,14 @@ var errHidden = zk.ErrNoAuth
 
 // The type `consumer` offers the elements that a pump claims.
 type consumer struct {
-	*Member
+	*Subscriber
 	Joining
 	q *core
 	p *pump // nil if the consumer's context had ended before Join
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	c := &consumer{Member: q.Enter(ctx, o), Joining: o, q: q}
+	c := &consumer{Subscriber: q.Enter(ctx, o), Joining: o, q: q}
 	if c.Ctx.Err() == nil {
 		c.p = q.join(&q.push, q.cfg.Prefetch)
 	}

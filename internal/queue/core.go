@@ -21,7 +21,7 @@ import (
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
 	DeadLetters
-	Members
+	Subscribers
 	finder
 	cfg Settings
 
@@ -41,7 +41,7 @@ type core struct {
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
 	at := newSite(m, cfg.Path)
-	q := &core{Members: Members{Session: m, Queue: cfg.Path}, cfg: cfg, trace: m.Trace}
+	q := &core{Subscribers: Subscribers{Session: m, Queue: cfg.Path}, cfg: cfg, trace: m.Trace}
 	q.DeadLetters = DeadLetters{Manager: m, Path: cfg.Path, Dir: at.dead, Receipts: at.receipts}
 	q.finder.site, q.skips.Complain, q.finder.mark = at, q.Complain, q.mark
 	q.sweeper = NewSweeper(q.DeadLetters, cfg.KeepDead)

@@ -83,7 +83,7 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 // reply. Then getBundle reads the two halves.
 func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken int) ([]Node, error) {
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
-		return inc.getEach(ctx, paths)
+		return getEach(ctx, paths, inc.Get)
 	}
 	var b bundle
 	broke := false
@@ -100,13 +100,13 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken in
 		return inc.getHalves(ctx, paths, broken)
 	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
-		return inc.getEach(ctx, paths)
+		return getEach(ctx, paths, inc.Get)
 	case err != nil:
 		return nil, err
 	}
 	nodes := b.nodes
 	for _, i := range b.refused { // a single read returns the reason
-		n, err := inc.getEach(ctx, paths[i:i+1])
+		n, err := getEach(ctx, paths[i:i+1], inc.Get)
 		if err != nil {
 			return nil, err
 		}
@@ -135,11 +135,11 @@ func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken in
 	return append(first, second...), err
 }
 
-// getEach is getAll with one request for each znode.
-func (inc *Incarnation) getEach(ctx context.Context, paths []string) ([]Node, error) {
+// getEach is getAll with a call of `read` for each znode.
+func getEach(ctx context.Context, paths []string, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]Node, error) {
 	nodes := make([]Node, len(paths))
 	return nodes, Parallel(len(paths), func(i int) error {
-		data, stat, err := inc.Get(ctx, paths[i])
+		data, stat, err := read(ctx, paths[i])
 		if IsNoNode(err) {
 			return nil
 		}
@@ -178,20 +178,15 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 		}
 		return nodes, nil
 	}
-	nodes = make([]Node, len(paths))
-	return nodes, Parallel(len(paths), func(i int) error {
-		data, stat, err := inc.Get(ctx, paths[i])
+	return getEach(ctx, paths, func(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+		data, stat, err := inc.Get(ctx, path)
 		if IsAnswer(err, zk.ErrNoAuth) {
 			data = nil
-			if stat, err = inc.Exists(ctx, paths[i]); IsAnswer(err, zk.ErrNoAuth) {
+			if stat, err = inc.Exists(ctx, path); IsAnswer(err, zk.ErrNoAuth) {
 				stat, err = concealed(), nil // servers look for a znode before its ACL, so it exists
 			}
 		}
-		if IsNoNode(err) {
-			return nil
-		}
-		nodes[i] = Node{data, stat}
-		return err
+		return data, stat, err
 	})
 }
 

@@ -155,7 +155,8 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	for _, d := range ds {
 		switch {
 		case !d.limit.IsZero() && !now.Before(d.limit):
-			q.giveUpOver(d)
+			q.inc.giveUpOver(d.Paths[0])
+			d.over(ErrEnded)
 		case connected && !now.Before(d.due) && !(searching && sought(d)):
 			due = append(due, d)
 		default:
@@ -284,12 +285,6 @@ func sought(d *Deletion) bool { return d.guid != "" }
 // shown the path.
 func (d *Deletion) found(path string) {
 	d.Paths[0], d.guid, d.err = path, "", nil
-}
-
-// giveUpOver ends d and abandons the session, because the servers refuse the deletion.
-func (q *deletions) giveUpOver(d *Deletion) {
-	q.inc.giveUpOver(d.Paths[0])
-	d.over(ErrEnded)
 }
 
 // giveUpOver abandons the session, because the servers refuse to delete its znode at path.

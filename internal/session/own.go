@@ -20,11 +20,9 @@ import (
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
-		on := inc.Disconnection()
 		_, stat, err := inc.Children(ctx, path)
 		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
 		if ours {
-			inc.sawOwn(path, sighting{on, stat.Version})
 			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
@@ -41,11 +39,11 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 // SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is
 // deleted, even if another session has created its own znode there since. Then nothing was written.
 // SetOwn costs 1 request. The first call after an outage reads the znode first, which costs 2 more
-// requests.
+// requests. Only one call for a path may be under way.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
 	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
-		inc.sawOwn(path, sighting{on, stat.Version})
+		inc.own.Store(path, sighting{on, stat.Version})
 	}
 	return err
 }
@@ -67,22 +65,12 @@ func (inc *Incarnation) removeOwn(path string, seen sighting) error {
 	return err
 }
 
-// The type `sighting` is the last read or write of a znode of ours whose name is not unique. It has
-// the znode's version, and a channel that is closed when the connection of that request has ended.
+// The type `sighting` is the create or the last write of a znode of ours whose name is not unique.
+// It has the znode's version, and a channel that is closed when the connection of that request has
+// ended.
 type sighting struct {
 	on      <-chan struct{}
 	version int32
-}
-
-// sawOwn records a sighting of the znode at path, unless the recorded sighting is newer. The reply
-// to a read can come before the reply to a write, and be recorded after it.
-func (inc *Incarnation) sawOwn(path string, seen sighting) {
-	for {
-		known, ok := inc.own.LoadOrStore(path, seen)
-		if was := known.(sighting); !ok || was.on == seen.on && was.version >= seen.version || inc.own.CompareAndSwap(path, was, seen) {
-			return
-		}
-	}
 }
 
 // seenOwn returns the last sighting of the znode of a shared [Creation] at path.

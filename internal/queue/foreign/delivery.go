@@ -226,7 +226,7 @@ func (it *delivery) Context() context.Context {
 
 // The type `taker` is a consumer that takes elements when `Next` is called.
 type taker struct {
-	*queue.Member
+	*queue.Subscriber
 	q *engine
 }
 

@@ -29,7 +29,7 @@ import (
 type engine struct {
 	*format
 	queue.DeadLetters
-	queue.Members
+	queue.Subscribers
 	m       *session.Manager
 	cfg     queue.Settings
 	dir     string
@@ -49,7 +49,7 @@ type engine struct {
 // DistributedQueue, or kazoo's. It does no I/O.
 func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 	q := &engine{
-		format: formats[called], Members: queue.Members{Session: m, Queue: cfg.Path}, m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
+		format: formats[called], Subscribers: queue.Subscribers{Session: m, Queue: cfg.Path}, m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
 		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
 	}

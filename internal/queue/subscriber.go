@@ -11,18 +11,18 @@ import (
 // This file has the part of a consumer that all layouts share: it joins, hears of errors, and
 // leaves. The layouts find and offer the elements.
 
-// Members are the consumers of an Engine.
-type Members struct {
+// Subscribers are the consumers of an Engine.
+type Subscribers struct {
 	Session *session.Manager
 	Queue   string   // path, as the program knows it, for messages
 	faults  sync.Map // a set of chan error, which receive the errors that keep consumers from consuming
 }
 
-// A Member is the part of a Consumer that all layouts share.
-type Member struct {
+// A Subscriber is the part of a Consumer that all layouts share.
+type Subscriber struct {
 	Ctx    context.Context
 	Faults chan error // errors that keep the consumer from consuming; nil unless Joining.Odd is set
-	of     *Members
+	of     *Subscribers
 	over   func() // ends Ctx, and lets Session.Close continue
 
 	leaves atomic.Bool   // `Part` was called
@@ -30,8 +30,8 @@ type Member struct {
 }
 
 // Enter adds a consumer.
-func (q *Members) Enter(ctx context.Context, o Joining) *Member {
-	c := &Member{of: q, left: make(chan struct{})}
+func (q *Subscribers) Enter(ctx context.Context, o Joining) *Subscriber {
+	c := &Subscriber{of: q, left: make(chan struct{})}
 	c.Ctx, c.over = WhileOpen(ctx, q.Session)
 	if o.Odd {
 		c.Faults = make(chan error, 1)
@@ -41,7 +41,7 @@ func (q *Members) Enter(ctx context.Context, o Joining) *Member {
 }
 
 // Complain reports an error that keeps the consumers from consuming.
-func (q *Members) Complain(err error) {
+func (q *Subscribers) Complain(err error) {
 	q.Session.Log.Error("zsync: cannot consume", "path", q.Queue, "err", err)
 	q.faults.Range(func(c, _ any) bool {
 		select {
@@ -54,11 +54,11 @@ func (q *Members) Complain(err error) {
 
 // Leaving returns a channel that is closed when the consumer's context ends or the Session begins to
 // close.
-func (c *Member) Leaving() <-chan struct{} { return c.Ctx.Done() }
+func (c *Subscriber) Leaving() <-chan struct{} { return c.Ctx.Done() }
 
 // Part ends the consumer. It first calls `f`, which returns the elements. A second call of Part
 // waits for the first.
-func (c *Member) Part(f func()) {
+func (c *Subscriber) Part(f func()) {
 	if c.leaves.Swap(true) {
 		<-c.left
 		return
