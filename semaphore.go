@@ -600,7 +600,7 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	if err != nil || m.weightOfAll(names) <= most {
 		return err
 	}
-	ahead.Set(m.leases, names)
+	ahead.Set(m.leases, names, len(names))
 	defer ahead.LookWhileWaiting(inc, list)()
 	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
 	// too, the caller first reads the limit again.

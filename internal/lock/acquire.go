@@ -125,7 +125,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	c := p.claim
 	rk := c.Line.ranks(p.roll)
 	if p.Behind != nil {
-		p.Behind.set(c.Line.Dir, rk.first(ahead), len(ahead))
+		p.Behind.Set(c.Line.Dir, rk.first(ahead), len(ahead))
 		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
 		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}

@@ -42,11 +42,9 @@ const (
 	lookEvery = time.Minute
 )
 
-// Set records the contenders ahead: the children of dir with these names, in order. The caller must
-// not change `names` after the call.
-func (a *Ahead) Set(dir string, names []string) { a.set(dir, names, len(names)) }
-
-func (a *Ahead) set(dir string, names []string, place int) {
+// Set records the contenders ahead: their number, and the names of the first of them, which are
+// children of dir, in order. The caller must not change `names` after the call.
+func (a *Ahead) Set(dir string, names []string, place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dir = dir
@@ -65,7 +63,7 @@ func (a *Ahead) setLocked(names []string, place int) {
 // nothing.
 func (a *Ahead) Forget() {
 	if a != nil {
-		a.Set("", nil)
+		a.Set("", nil, 0)
 	}
 }
 

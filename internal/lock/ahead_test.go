@@ -21,13 +21,13 @@ func TestALookThatOutlastsItsWaitIsTheLast(t *testing.T) {
 			var stop, stopNext func()
 			begun := make(chan struct{})
 			looks := 0
-			a.Set("/m", []string{"deleted"})
+			a.Set("/m", []string{"deleted"}, 1)
 			stop = a.LookWhileWaiting(inc, func(context.Context) ([]string, int, error) {
 				looks++
 				<-begun
 				stop()
 				if next {
-					a.Set("/other", []string{"first"})
+					a.Set("/other", []string{"first"}, 1)
 					stopNext = a.LookWhileWaiting(inc, nil)
 				}
 				return []string{"second"}, 1, nil

@@ -662,7 +662,7 @@ func (l *Lock) mayPass(h *Claim) bool {
 // functions from here to unkeep.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
-	if r := l.reading; !l.shared() {
+	if r := l.reading; !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
 		l.reading = nil
 	} else if r != nil && r.Cause() != nil && !slices.ContainsFunc(l.holds, isLost) {
 		// The lost holds are released, so the loss does not concern the readers that remain.
@@ -905,11 +905,6 @@ func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
 	})
-}
-
-// The method `shared` reports whether the process has a shared hold.
-func (l *Lock) shared() bool {
-	return slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared })
 }
 
 // The method `joinable` returns a hold that a reader may join, or nil if there is none.

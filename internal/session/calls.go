@@ -54,9 +54,7 @@ func isMade(made, path string, flags int32) bool {
 	return ok && rest == ""
 }
 
-func deleteCall(path string) call[void] {
-	return call[void]{op: wire.OpDelete, path: path, body: appendAnyVersion}
-}
+func deleteCall(path string) call[void] { return deleteVersionCall(path, -1) }
 
 // The method `flush` returns a write that changes nothing: the deletion of a znode that does not
 // exist. The leader answers writes in the order in which it has received requests. So a read after
@@ -72,8 +70,6 @@ func (inc *Incarnation) flush() call[void] {
 func deleteVersionCall(path string, version int32) call[void] {
 	return call[void]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
 }
-
-func appendAnyVersion(p []byte) []byte { return wire.AppendInt32(p, -1) }
 
 func getCall(path string) call[Node] {
 	return call[Node]{op: wire.OpGetData, path: path, take: takeNode}

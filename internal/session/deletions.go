@@ -304,7 +304,7 @@ func (d *Deletion) Moot() bool { return false }
 
 func (d *Deletion) Encode(p []byte) []byte {
 	if len(d.Paths) == 1 {
-		return appendAnyVersion(wire.AppendString(p, d.Paths[0]))
+		return wire.AppendInt32(wire.AppendString(p, d.Paths[0]), -1) // any version
 	}
 	var ops []any
 	for _, path := range d.Paths {
