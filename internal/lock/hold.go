@@ -283,9 +283,11 @@ func (h *Hold) withdraw() {
 	left := h.leftLocked()
 	h.mu.Unlock()
 	h.Incarnation.Manager.Spawn(func() {
-		stands := h.Incarnation.AwaitLossTime(left)
-		h.finish() // the holder may never release h
-		if stands {
+		ctx, stop := context.WithTimeout(context.Background(), h.Incarnation.LossTime())
+		defer stop()
+		err := session.AwaitIn(ctx, h.Incarnation, left)
+		h.finish()                   // the holder may never release h
+		if err != session.ErrEnded { // otherwise, the servers delete the znodes
 			h.of.discard()
 		}
 	})

@@ -124,17 +124,3 @@ func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration
 	case <-time.After(limit):
 	}
 }
-
-// AwaitLossTime waits for the time that the method LossTime returns. So a holder that has learned
-// of its loss has this time to stop. The wait ends early when `done` is closed, because the holder
-// has then stopped. AwaitLossTime returns false if the session ends first. Then the servers delete
-// the znodes of the lost hold.
-func (inc *Incarnation) AwaitLossTime(done <-chan struct{}) bool {
-	select {
-	case <-time.After(inc.LossTime()):
-	case <-done:
-	case <-inc.Ctx.Done():
-		return false
-	}
-	return true
-}

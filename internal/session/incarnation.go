@@ -584,7 +584,7 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	select {
 	case <-up:
 	case <-ctx.Done():
-		return inc.Manager.unserved(ctx)
+		return inc.Manager.unserved(CtxErr(ctx))
 	case <-inc.Ctx.Done():
 		return ErrEnded
 	}

@@ -236,7 +236,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		case <-ended:
 		case <-changed:
 		case <-ctx.Done():
-			return nil, m.unserved(ctx)
+			return nil, m.unserved(CtxErr(ctx))
 		}
 	}
 }
@@ -429,13 +429,12 @@ func (m *Manager) Outage() <-chan struct{} {
 	return ClosedChan
 }
 
-// The method `unserved` is CtxErr for a context that has ended while no connection served the
-// session.
-func (m *Manager) unserved(ctx context.Context) error {
+// The method `unserved` returns the error of a context that has ended with `err` while no connection
+// served the session.
+func (m *Manager) unserved(err error) error {
 	m.mu.Lock()
-	last := m.lately
-	m.mu.Unlock()
-	return &unservedError{CtxErr(ctx), last}
+	defer m.mu.Unlock()
+	return &unservedError{err, m.lately}
 }
 
 // Explained returns err. If err is the end of ctx, and no connection serves the session now, the
@@ -445,9 +444,7 @@ func (m *Manager) Explained(ctx context.Context, err error) error {
 	if !ended || errors.As(err, new(*unservedError)) || !IsClosed(m.Outage()) {
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return &unservedError{err, m.lately}
+	return m.unserved(err)
 }
 
 // Waited reports to the observer how a wait for a hold ended.
