@@ -55,7 +55,7 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	}
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false)
+		_, err = q.bury(ctx, inc, lots, false, false)
 	}
 	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
@@ -84,7 +84,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
 	lots, err := q.lots(ctx, inc, buckets)
 	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false)
+		_, err = q.bury(ctx, inc, lots, false, false)
 	}
 	if err != nil {
 		return nil, 0, false, err

@@ -127,6 +127,9 @@ type finder struct {
 
 	mu       sync.Mutex
 	listings map[string]contents // by name of a bucket: see the method `list`; guarded by mu
+	alive    map[string]bool     // the marks of the last listing; guarded by mu
+	listed   time.Time           // time of that listing; guarded by mu
+	lister   string              // this client's mark at that listing; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -145,6 +148,7 @@ type quest struct {
 	n      int  // largest number of elements to find; all are in one bucket
 	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
 	aside  bool // write nothing
+	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 }
 
 // The method `search` finds free elements.
@@ -212,7 +216,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	for from := 0; from < len(all); from += atOnce {
 		lots, err := q.lots(ctx, inc, all[from:min(from+atOnce, len(all))])
 		if err == nil {
-			f.others, err = q.bury(ctx, inc, lots, f.others)
+			f.others, err = q.bury(ctx, inc, lots, f.others, how.watch)
 		}
 		if err != nil {
 			return err
@@ -247,25 +251,44 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	return nil
 }
 
+// After a listing of the marks, the finder assumes for the time aliveFor that the listed marks
+// exist. It does not assume this if the client has had another mark since. The client's earlier mark
+// is perhaps in the listing, and was perhaps deleted at the end of its session. If the finder took
+// that mark for alive, an only consumer would skip elements that it had claimed before, and would
+// deliver later elements first.
+const aliveFor = time.Second
+
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
 // lines. Its result is true if `others` is true, or if the board of a lot with elements keeps a line
-// of another mark. The argument `others` is the result for earlier lots.
-func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others bool) (bool, error) {
-	mine := q.mark()
-	if !slices.ContainsFunc(lots, func(t *lot) bool {
-		_, ours := t.board.lines[mine]
-		return t.children > 0 && (len(t.board.lines) > 1 || len(t.board.lines) == 1 && !ours)
-	}) {
-		return others, nil
+// of another mark. The argument `others` is the result for earlier lots. If `watch` is set, `bury`
+// lists the marks even if the last listing is fresh.
+func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
+	mine, foreign, unknown := q.mark(), false, false
+	q.mu.Lock()
+	alive := q.alive
+	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
+	q.mu.Unlock()
+	for _, t := range lots {
+		for mark := range t.board.lines {
+			if mark != mine && t.children > 0 {
+				foreign, unknown = true, unknown || !fresh || !alive[mark]
+			}
+		}
+	}
+	if !foreign || !unknown && !watch {
+		return others || foreign, nil
 	}
 	names, err := inc.Names(ctx, q.live) // after the boards were read
 	if err != nil {
 		return others, err
 	}
-	alive := make(map[string]bool, len(names))
+	alive = make(map[string]bool, len(names))
 	for _, name := range names {
 		alive[name] = true
 	}
+	q.mu.Lock()
+	q.alive, q.listed, q.lister = alive, time.Now(), mine
+	q.mu.Unlock()
 	for _, t := range lots {
 		for mark, h := range t.board.lines {
 			switch {

@@ -49,7 +49,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 		if err != nil {
 			return st, err
 		}
-		if _, err := q.bury(ctx, inc, lots, false); err != nil {
+		if _, err := q.bury(ctx, inc, lots, false, true); err != nil {
 			return st, err
 		}
 		owned, err := q.countLots(ctx, inc, lots, &st)

@@ -88,7 +88,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 		}
 		spread, pause := 1, firstPause
 		for synced := false; ; {
-			f, err := q.search(ctx, inc, quest{n: 1, spread: spread})
+			f, err := q.search(ctx, inc, quest{n: 1, spread: spread, watch: synced})
 			if err != nil {
 				return err
 			}
@@ -153,7 +153,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 func (q *core) Peek(ctx context.Context) (*Element, error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
 		for {
-			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true})
+			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true, watch: true})
 			if err != nil {
 				return nil, err
 			}
@@ -241,7 +241,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s Status) (rows []row, err error) {
 	lots, err := q.lots(ctx, inc, []bucket{b})
 	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false)
+		_, err = q.bury(ctx, inc, lots, false, true)
 	}
 	if err != nil || len(lots) == 0 {
 		return nil, err
