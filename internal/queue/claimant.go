@@ -587,7 +587,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 	for {
 		if t == nil {
 			n, err := c.look(ctx, session.ChildPath(c.q.dir, bucket))
-			if err != nil || n.Stat == nil { // if the bucket was deleted, it had no elements any more
+			if err != nil || n.Stat == nil { // a deleted bucket has no elements
 				return nil, err
 			}
 			b, _ := parseBucket(bucket)
@@ -715,7 +715,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 		}
 		c.mu.Lock()
 		if c.stake != nil || len(c.items) == 0 {
-			s.Drop() // another consumer was quicker, or the claimant has no more items
+			s.Drop() // another consumer was quicker, or the claimant has no items left
 		} else {
 			c.stake = s
 		}
