@@ -4,6 +4,7 @@ package lock
 // the hold is in acquire.go.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -368,7 +369,7 @@ func (h *Hold) renew() {
 // the znodes at `paths` are deleted or the session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
-	if err := h.Err(); err != nil {
+	if err := cmp.Or(h.Err(), inc.RoomFor(ops)); err != nil {
 		return nil, "", false, err
 	}
 	all := make([]any, len(paths), len(paths)+len(ops))

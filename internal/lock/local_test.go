@@ -82,6 +82,19 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 	})
 }
 
+// The helper `acquire` returns a channel that receives the grant of l.
+func acquire(t *testing.T, l *Lock) <-chan *Grant {
+	granted := make(chan *Grant)
+	go func() {
+		g, _, err := l.Acquire(t.Context(), Exclusive, false)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- g
+	}()
+	return granted
+}
+
 // A candidate that waits for another of its process begins when the other's leadership is lost,
 // though that is never released. A release that comes late is a loss for the present leader.
 func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
@@ -96,14 +109,7 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
 	first, _, err := l.Acquire(t.Context(), Exclusive, false)
 	harness.Must(t, err)
-	led := make(chan *Grant)
-	go func() {
-		g, _, err := l.Acquire(t.Context(), Exclusive, false)
-		if err != nil {
-			t.Error(err)
-		}
-		led <- g
-	}()
+	led := acquire(t, l)
 	synctest.Wait()
 	if expires {
 		srv.Expire(m.SessionID())
@@ -199,14 +205,7 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 		if g, err := rival.Try(t.Context(), Exclusive); g != nil || err != nil {
 			t.Fatalf("beside a hold, a Try has %v, with the error %v", g, err)
 		}
-		handed := make(chan *Grant)
-		go func() {
-			g, _, err := l.Acquire(t.Context(), Exclusive, false)
-			if err != nil {
-				t.Error(err)
-			}
-			handed <- g
-		}()
+		handed := acquire(t, l)
 		synctest.Wait()
 		harness.Must(t, l.BeginRelease(second).Finish())
 		third := <-handed

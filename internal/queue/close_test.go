@@ -9,6 +9,23 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// The helper `workOn` begins a function of the program, which works on the first element. The result `finish` ends the
+// function and the consumer.
+func workOn(t *testing.T, q *core) (consumer Consumer, finish func()) {
+	t.Helper()
+	consumer = q.Join(t.Context(), Joining{Hand: true})
+	it, err := consumer.Next()
+	harness.Must(t, err)
+	function := q.m.Function(nil)
+	harness.Must(t, function.Begin())
+	it.Handed()
+	return consumer, func() {
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+		function.End()
+		consumer.Leave()
+	}
+}
+
 // A function of the program works on an element. The program has not taken the next element, so the
 // consumer keeps it claimed ahead. Close waits for the function, and meanwhile another client can
 // take the element that was claimed ahead.
@@ -18,12 +35,7 @@ func TestElementThatIsClaimedAheadIsFreeAsSoonAsCloseBegins(t *testing.T) {
 		m, other := open(t, srv), queueAt(open(t, srv), "/q")
 		q := queueAt(m, "/q")
 		send(t, q, "in hand", "ahead")
-		consumer := q.Join(t.Context(), Joining{Hand: true})
-		it, err := consumer.Next()
-		harness.Must(t, err)
-		function := m.Function(nil)
-		harness.Must(t, function.Begin())
-		it.Handed()
+		consumer, finish := workOn(t, q)
 		next, err := consumer.Next()
 		harness.Must(t, err)
 		next.PutBack()
@@ -31,9 +43,7 @@ func TestElementThatIsClaimedAheadIsFreeAsSoonAsCloseBegins(t *testing.T) {
 		harness.PendingStill(t, closed)
 		wantTake(t, other, "ahead", 0)
 		harness.PendingStill(t, closed)
-		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
-		function.End()
-		consumer.Leave()
+		finish()
 		harness.Must(t, <-closed)
 	})
 }
@@ -46,12 +56,7 @@ func TestNoElementIsClaimedWhileCloseWaitsForAFunction(t *testing.T) {
 		m, other := open(t, srv), queueAt(open(t, srv), "/q")
 		q := queueAt(m, "/q")
 		send(t, q, "in hand")
-		consumer := q.Join(t.Context(), Joining{Hand: true})
-		it, err := consumer.Next()
-		harness.Must(t, err)
-		function := m.Function(nil)
-		harness.Must(t, function.Begin())
-		it.Handed()
+		consumer, finish := workOn(t, q)
 		next := harness.Async(func() error { _, err := consumer.Next(); return err })
 		harness.PendingStill(t, next)
 		closed := harness.Async(func() error { m.Close(); return nil })
@@ -65,9 +70,7 @@ func TestNoElementIsClaimedWhileCloseWaitsForAFunction(t *testing.T) {
 			t.Errorf("the clients have sent %d requests in a second", n)
 		}
 		wantTake(t, other, "new", 0)
-		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
-		function.End()
-		consumer.Leave()
+		finish()
 		harness.Must(t, <-closed)
 	})
 }

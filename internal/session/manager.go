@@ -36,12 +36,12 @@ type Manager struct {
 	dialer       conn.Dialer
 	noBundles    atomic.Bool // the servers do not know multiRead
 	noContainers atomic.Bool // the servers do not know containers
+	closes       atomic.Bool // Close was called
 
 	mu       sync.Mutex
 	cur      *Incarnation            // the newest incarnation; guarded by mu
 	changed  chan struct{}           // closed and replaced when `cur` or `err` changes; guarded by mu
 	err      error                   // the reason why there will be no other incarnation; guarded by mu
-	closes   atomic.Bool             // Close was called
 	closing  error                   // the reason why nothing new can begin; guarded by mu
 	state    ConnState               // guarded by mu
 	feeds    map[any]func(ConnState) // the method `push` of each feed; guarded by mu

@@ -118,6 +118,19 @@ func (inc *Incarnation) countedMulti(ops []any) call[[]zk.MultiResponse] {
 	return multi
 }
 
+// RoomFor returns ErrTooLarge if the session cannot have the ephemeral znodes that `ops` create.
+func (inc *Incarnation) RoomFor(ops []any) error {
+	var paths []string
+	for _, op := range ops {
+		if create, ok := op.(*zk.CreateRequest); ok && create.Flags&zk.FlagEphemeral != 0 {
+			paths = append(paths, create.Path)
+		}
+	}
+	size, err := inc.ephemerals.reserve(paths)
+	inc.ephemerals.settle(size, nil)
+	return err
+}
+
 // AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {

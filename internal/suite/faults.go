@@ -2,7 +2,6 @@ package suite
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
@@ -156,21 +154,4 @@ func Ephemerals(srv *zktest.Server, id int64) (paths []string) {
 		}
 	}
 	return paths
-}
-
-// Outages returns a function that kills or stops a random server of the real ensemble, and lets it serve again after at
-// most four seconds. It skips the test if there is no ensemble whose servers the test may kill.
-func Outages(t *testing.T) (outage func()) {
-	e := ensemble.Faults(t)
-	return func() {
-		fail, mend := e.Kill, e.Restart
-		if rand.IntN(2) == 0 {
-			fail, mend = e.Pause, e.Resume
-		}
-		victim := 1 + rand.IntN(len(e.Addrs()))
-		fail(victim)
-		harness.Pause(t, rand.N(4*time.Second))
-		mend(victim)
-		harness.Pause(t, rand.N(4*time.Second))
-	}
 }

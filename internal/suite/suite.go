@@ -7,6 +7,7 @@ package suite
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/ensemble"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/need"
 	"github.com/zsync/zsync/zktest"
@@ -120,6 +122,23 @@ func OnServers(t *testing.T, f func(t *testing.T, connect func(...zsync.Option) 
 			return connect(append([]zsync.Option{zsync.WithDialer(n.Client()), zsync.WithSessionTimeout(6 * time.Second), zsync.WithTrace(written)}, opts...)...)
 		}, n.Stands)
 	})
+}
+
+// Outages returns a function that kills or stops a random server of the real ensemble, and lets it serve again after at
+// most four seconds. It skips the test if there is no ensemble whose servers the test may kill.
+func Outages(t *testing.T) (outage func()) {
+	e := ensemble.Faults(t)
+	return func() {
+		fail, mend := e.Kill, e.Restart
+		if rand.IntN(2) == 0 {
+			fail, mend = e.Pause, e.Resume
+		}
+		victim := 1 + rand.IntN(len(e.Addrs()))
+		fail(victim)
+		harness.Pause(t, rand.N(4*time.Second))
+		mend(victim)
+		harness.Pause(t, rand.N(4*time.Second))
+	}
 }
 
 // SendAll sends vs in several requests, none of which is too large.

@@ -68,8 +68,10 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	}
 	var rs []zk.MultiResponse
 	err = m.During(ctx, func(inc *session.Incarnation) error {
-		var err error
-		rs, err = Within(ctx, inc, dir, ops)
+		err := inc.RoomFor(ops)
+		if err == nil {
+			rs, err = Within(ctx, inc, dir, ops)
+		}
 		return err
 	})
 	return rs, err

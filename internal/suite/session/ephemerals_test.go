@@ -61,7 +61,7 @@ func TestASessionCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtItsEnd(t *tes
 	})
 }
 
-func TestTheEphemeralZnodesOfATxnCount(t *testing.T) {
+func TestATxnCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtTheEnd(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := suite.Open(t, srv)
 		suite.Create(t, s, long, "")
@@ -70,10 +70,33 @@ func TestTheEphemeralZnodesOfATxnCount(t *testing.T) {
 			for k := range 100 {
 				ops = append(ops, &zk.CreateRequest{Path: fmt.Sprintf("%s/%d-%d", long, i, k), Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagEphemeral})
 			}
-			_, err := s.Txn(t.Context(), ops...)
-			harness.Must(t, err)
+			if _, err := s.Txn(t.Context(), ops...); i < 11 {
+				harness.Must(t, err)
+			} else {
+				harness.WantErr(t, err, zsync.ErrTooLarge)
+			}
 		}
-		harness.WantErr(t, zsync.NewMutex(s, "/m").Lock(t.Context()), zsync.ErrTooLarge)
+		locks := 0
+		for ; locks < 100 && !t.Failed(); locks++ {
+			if err := zsync.NewMutex(s, fmt.Sprintf("%s/m-%d", long, locks)).Lock(t.Context()); err != nil {
+				harness.WantErr(t, err, zsync.ErrTooLarge)
+				break
+			}
+		}
+		if locks == 0 || locks == 100 {
+			t.Errorf("%d locks beside 1,100 znodes of transactions", locks)
+		}
+		m := zsync.NewMutex(s, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		create := func(path string) error {
+			_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: path, Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagEphemeral})
+			return err
+		}
+		harness.WantErr(t, create(long+"/refused"), zsync.ErrTooLarge)
+		harness.Must(t, create("/e")) // the refusal has changed nothing
+		got := harness.Async(func() error { return m.Lock(t.Context()) })
+		harness.Must(t, m.Unlock())
+		harness.Must(t, <-got)
 	})
 }
 
