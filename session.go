@@ -31,7 +31,7 @@ import (
 //
 // # Cost
 //
-// A Session sends pings and, while it holds something, two small requests every 11/40 of its
+// A Session sends pings and, while it holds something, two small requests every quarter of its
 // timeout, unless other requests confirm it.
 type Session struct {
 	_ noCopy

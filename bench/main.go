@@ -16,8 +16,10 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,7 +46,10 @@ var workloads = []workload{
 	{"queue", (*bench).queue},                                                                 // n elements of 100 bytes into the channel of In (queue_put), then from the channel of Recv (queue_take)
 	{"queue_send", (*bench).sends},                                                            // n elements of 100 bytes with Send, one after another
 	{"sessions", (*bench).sessions},                                                           // n sessions connect and lock a path each: the rate of sessions, and the requests of all while they hold
-	{"held", (*bench).held},                                                                   // one session locks n paths, and holds all of them: the rate of locks, and the requests and the heap while they are held
+	{"held", (*bench).held},                                                                   // one process locks n paths, at most 8,000 with each session, and holds all of them: the rate of locks, and the requests and the heap while they are held
+	{"storm", (*bench).storm},                                                                 // n sessions with a lock each lose their servers and connect again: the rate at which they are served
+	{"processes", (*bench).processes},                                                         // n processes, one path: handoffs between them
+	{"process", (*bench).process},                                                             // one of the n processes
 	{"barrier", (*bench).barrier},                                                             // rounds of a double barrier with n parties on one session
 }
 
@@ -200,10 +205,10 @@ func (b *bench) sessions() {
 	})
 }
 
-// held measures the rate at which one session locks n paths, and the number of its requests while it
+// held measures the rate at which one process locks n paths, and the number of its requests while it
 // holds all of the locks. It prints the heap for each lock to standard error.
 func (b *bench) held() {
-	s, requests := b.session()
+	const most = 8000 // locks of a session: the servers bear about 10,000
 	heap := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
@@ -211,10 +216,21 @@ func (b *bench) held() {
 		return m.HeapAlloc
 	}
 	empty, path := heap(), b.path()
+	all := make([]*zsync.Session, (b.n+most-1)/most)
+	for i := range all {
+		all[i] = b.connect()
+		defer all[i].Close()
+	}
+	requests := func() (sum int64) {
+		for _, s := range all {
+			sum += s.Stats().Requests
+		}
+		return sum
+	}
 	mutexes := make([]*zsync.Mutex, b.n)
 	start := time.Now()
 	b.together(func(i int) {
-		mutexes[i] = zsync.NewMutex(s, fmt.Sprintf("%s/%d", path, i))
+		mutexes[i] = zsync.NewMutex(all[i%len(all)], fmt.Sprintf("%s/%d", path, i))
 		must(mutexes[i].Lock(context.Background()))
 	})
 	b.line("held", float64(b.n)/time.Since(start).Seconds())
@@ -231,9 +247,99 @@ func (b *bench) held() {
 		default:
 		}
 	}
-	fmt.Fprintf(os.Stderr, "HELD,%s,%s,%d: %d bytes of heap for each lock, %d lost\n", b.peer, b.workload, b.n, each, lost)
+	fmt.Fprintf(os.Stderr, "HELD,%s,%s,%d: %d sessions, %d bytes of heap for each lock, %d lost\n",
+		b.peer, b.workload, b.n, len(all), each, lost)
+	start = time.Now()
 	b.together(func(i int) { must(mutexes[i].Unlock()) })
-	s.Close()
+	b.line("held_released", float64(b.n)/time.Since(start).Seconds())
+}
+
+// storm measures how soon n sessions are served again after an outage. It waits for you to kill all
+// servers and to start them again. The time counts from the first connection to a new server.
+func (b *bench) storm() {
+	path := b.path()
+	all, mutexes := make([]*zsync.Session, b.n), make([]*zsync.Mutex, b.n)
+	b.together(func(i int) {
+		all[i] = b.connect()
+		mutexes[i] = zsync.NewMutex(all[i], fmt.Sprintf("%s/%d", path, i))
+		must(mutexes[i].Lock(context.Background()))
+	})
+	fmt.Fprintln(os.Stderr, "All sessions have a lock. Kill the servers, and start them again.")
+	for _, s := range all {
+		for s.State() == zsync.StateConnected {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	served := make([]time.Time, b.n)
+	var group sync.WaitGroup
+	for i, s := range all {
+		group.Go(func() {
+			_, _, err := s.Get(context.Background(), "/") // waits for a connection
+			must(err)
+			served[i] = time.Now()
+		})
+	}
+	group.Wait()
+	slices.SortFunc(served, time.Time.Compare)
+	lost, kept := 0, served[0]
+	for _, m := range mutexes {
+		select {
+		case <-m.Lost():
+			lost++
+		default:
+		}
+	}
+	took := served[b.n-1].Sub(kept)
+	b.line("storm", float64(b.n)/took.Seconds())
+	fmt.Fprintf(os.Stderr, "STORM,%s,%s,%d: half were served %v after the first, all after %v; %d locks lost\n",
+		b.peer, b.workload, b.n, served[b.n/2].Sub(kept), took, lost)
+	b.together(func(i int) { all[i].Close() })
+}
+
+// processes measures handoffs between n processes. Each runs the workload process.
+func (b *bench) processes() {
+	path := b.path()
+	start := time.Now().Add(b.warm + time.Duration(b.n)*20*time.Millisecond) // until then, all are connected
+	counts := make([]int, b.n)
+	var group sync.WaitGroup
+	for i := range b.n {
+		group.Go(func() {
+			c := exec.Command(os.Args[0], "-servers", b.servers, "-workload", "process", "-dur", b.dur.String())
+			c.Env = append(os.Environ(), "ZSYNC_BENCH_PATH="+path, "ZSYNC_BENCH_START="+start.Format(time.RFC3339Nano))
+			c.Stderr = os.Stderr
+			out, err := c.Output()
+			must(err)
+			counts[i], err = strconv.Atoi(strings.TrimSpace(string(out)))
+			must(err)
+		})
+	}
+	group.Wait()
+	sum := 0
+	for _, n := range counts {
+		sum += n
+	}
+	b.line(b.workload, float64(sum)/b.dur.Seconds())
+	fmt.Fprintf(os.Stderr, "SHARE,%s,%s,%d: each process had the lock %d to %d times\n", b.peer, b.workload, b.n, slices.Min(counts), slices.Max(counts))
+}
+
+// process locks and unlocks the path of the workload processes from the start time on, and prints
+// how often.
+func (b *bench) process() {
+	start, err := time.Parse(time.RFC3339Nano, os.Getenv("ZSYNC_BENCH_START"))
+	must(err)
+	s := b.connect()
+	defer s.Close()
+	m := zsync.NewMutex(s, os.Getenv("ZSYNC_BENCH_PATH"))
+	if time.Now().After(start) {
+		log.Fatal("connected too late: set a longer -warm")
+	}
+	time.Sleep(time.Until(start))
+	n := 0
+	for end := start.Add(b.dur); time.Now().Before(end); n++ {
+		must(m.Lock(context.Background()))
+		must(m.Unlock())
+	}
+	fmt.Println(n)
 }
 
 // together calls f for each number below n, up to 50 at a time.
