@@ -431,10 +431,18 @@ func (b *bench) drain(holder closedLoop, loops []closedLoop, standing func() int
 	n := int64(len(loops))
 	fmt.Fprintf(os.Stderr, "STAND,%s,%s,%d,in line after %v,%d bytes of heap and %d of stack and %.2f goroutines each\n", b.peer, b.workload, b.n, entered,
 		int64(after.HeapAlloc-before.HeapAlloc)/n, int64(after.StackInuse-before.StackInuse)/n, float64(runtime.NumGoroutine()-goroutines)/float64(n))
+	quiet := int64(0)
+	if sent != nil {
+		quiet, _ = sent()
+	}
 	start = time.Now()
 	must(holder.end())
 	wg.Wait()
 	b.line(b.workload, float64(n)/time.Since(start).Seconds())
+	if sent != nil {
+		requests, _ := sent()
+		fmt.Fprintf(os.Stderr, "REQ,%s,%s,%d,%.2f\n", b.peer, b.workload, b.n, float64(requests-quiet)/float64(n))
+	}
 }
 
 // A closedLoop is the work that a goroutine repeats: begin and end are one operation. If excludes
