@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/go-zookeeper/zk"
 
@@ -322,6 +323,9 @@ func (k *mark) await(ctx context.Context, none *absence) error {
 // The method `remember` replaces the remembered mark by g. If g is nil, it forgets the mark. The
 // remembered mark stays joined to its watch while k is in use. Without that, the watch would be
 // removed as idle.
+//
+// The cleanup has weak pointers. A session leads to functions of the program, such as its Observer,
+// and they may lead to k. With a strong pointer to the session, k would never be freed.
 func (k *mark) remember(g *sight) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -330,7 +334,12 @@ func (k *mark) remember(g *sight) {
 		old.inc.Watches.Leave(old.w)
 	}
 	if k.seen = g; g != nil {
-		k.unwatch = runtime.AddCleanup(k, func(g *sight) { g.inc.Watches.Abandon(g.w) }, g)
+		inc := weak.Make(g.inc)
+		k.unwatch = runtime.AddCleanup(k, func(w weak.Pointer[conn.Watch]) {
+			if inc, w := inc.Value(), w.Value(); inc != nil && w != nil {
+				inc.Watches.Abandon(w)
+			}
+		}, weak.Make(g.w))
 	}
 }
 

@@ -28,7 +28,12 @@ func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 		s.in = make(map[K]weak.Pointer[V])
 	}
 	s.in[key] = weak.Make(v)
-	runtime.AddCleanup(v, s.drop, key)
+	m := weak.Make(s) // the owner of s may lead to v, and v to the owner: with a strong pointer, neither would be freed
+	runtime.AddCleanup(v, func(key K) {
+		if s := m.Value(); s != nil {
+			s.drop(key)
+		}
+	}, key)
 	return v
 }
 
