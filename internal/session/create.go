@@ -189,7 +189,7 @@ func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) 
 	for _, path := range c.Paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	return multiCall(ops), CheckSize(ops)
+	return multiCall(ops), m.CheckSize(ops)
 }
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order
