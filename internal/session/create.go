@@ -73,7 +73,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 	if err := inc.Vet(ctx, c.Dir); err != nil {
 		return err
 	}
-	size, err := inc.ephemerals.reserve(c.Paths)
+	size, err := inc.reserve(ctx, c.Paths)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,8 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	}
 	var rs []zk.MultiResponse
 	err = m.During(ctx, func(inc *session.Incarnation) error {
-		err := inc.RoomFor(ops)
+		done, err := inc.RoomFor(ctx, ops...)
+		defer done()
 		if err == nil {
 			rs, err = Within(ctx, inc, dir, ops)
 		}
