@@ -1,10 +1,7 @@
 package session
 
 import (
-	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 )
@@ -45,50 +42,6 @@ func (e *ephemerals) reserve(paths []string) (size int, err error) {
 	}
 	e.size += size
 	return size, nil
-}
-
-// The method `reserve` is ephemerals.reserve. But if there is no room, it first looks which of the
-// znodes exist: other clients may have deleted some. For example, any process may end the last task
-// that this process has added to a WaitGroup.
-func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
-	e := &inc.ephemerals
-	if size, err = e.reserve(paths); err == nil {
-		return size, nil
-	}
-	select {
-	case e.turn <- struct{}{}:
-		defer func() { <-e.turn }()
-	case <-ctx.Done():
-		return 0, CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return 0, ErrEnded
-	}
-	if time.Since(e.counted) >= time.Second {
-		if err := inc.recount(ctx); err != nil {
-			return 0, err
-		}
-	}
-	return e.reserve(paths)
-}
-
-// The method `recount` forgets the znodes that do not exist. No read is older than the reply that
-// has reported the creation of a znode.
-func (inc *Incarnation) recount(ctx context.Context) error {
-	e := &inc.ephemerals
-	e.mu.Lock()
-	paths := slices.Collect(maps.Keys(e.paths))
-	e.mu.Unlock()
-	nodes, err := inc.GetVisible(ctx, paths)
-	if err != nil {
-		return err
-	}
-	for i, n := range nodes {
-		if n.Stat == nil || !n.Concealed() && n.Stat.EphemeralOwner != inc.ID.Load() {
-			e.gone(paths[i])
-		}
-	}
-	e.counted = time.Now()
-	return nil
 }
 
 // The method `settle` replaces a reservation by the paths of the znodes that were created.

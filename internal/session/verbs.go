@@ -142,19 +142,6 @@ func (inc *Incarnation) countedMulti(ops []any) call[[]zk.MultiResponse] {
 	return multi
 }
 
-// RoomFor reserves room for the ephemeral znodes that `ops` create, until the caller calls `done`. It
-// returns ErrTooLarge if the session cannot have so many.
-func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), err error) {
-	var paths []string
-	for _, op := range ops {
-		if create, ok := op.(*zk.CreateRequest); ok && create.Flags&zk.FlagEphemeral != 0 {
-			paths = append(paths, create.Path)
-		}
-	}
-	size, err := inc.reserve(ctx, paths)
-	return func() { inc.ephemerals.settle(size, nil) }, err
-}
-
 // AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
