@@ -369,7 +369,9 @@ func (h *Hold) renew() {
 // the znodes at `paths` are deleted or the session has ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
 	inc := h.Incarnation
-	if err := cmp.Or(h.Err(), inc.RoomFor(ops)); err != nil {
+	done, err := inc.RoomFor(ctx, ops...)
+	defer done()
+	if err := cmp.Or(h.Err(), err); err != nil {
 		return nil, "", false, err
 	}
 	all := make([]any, len(paths), len(paths)+len(ops))

@@ -246,7 +246,9 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
 	c.flush() // first write the notes that return elements: these elements may come before `es` in the queue
-	if err := c.ending(); err != nil {
+	done, err := c.inc.RoomFor(session.Finishing, c.check(false))
+	defer done()
+	if err := cmp.Or(c.ending(), err); err != nil {
 		return nil, err
 	}
 	if c.outdated(t, es) {

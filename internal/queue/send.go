@@ -90,11 +90,7 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 
 // elementSize returns an upper bound of the bytes that an element adds to a transaction.
 func (q producer) elementSize(data []byte) int {
-	n := len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits
-	for _, a := range q.m.Config.ACL {
-		n += 12 + len(a.Scheme) + len(a.ID)
-	}
-	return n
+	return len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + q.m.SizeOfACL(q.m.Config.ACL)
 }
 
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.

@@ -235,7 +235,7 @@ func (c *claimant) settle(es []*entry) {
 	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
 		if err == nil {
-			err = session.CheckSize(opsOf(steps))
+			err = c.q.m.CheckSize(opsOf(steps))
 		}
 		var rs []zk.MultiResponse
 		open := false

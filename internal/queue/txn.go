@@ -66,7 +66,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	if len(x.ops) > 0 {
 		x.ops, _, err = m.CheckOps(x.ops)
 	}
-	if x.size += session.SizeOfOps(x.ops); err == nil && x.size > limit {
+	if x.size += m.SizeOfOps(x.ops); err == nil && x.size > limit {
 		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", x.size, x.size-limit, session.ErrTooLarge)
 	}
 	return x, err

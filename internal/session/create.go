@@ -8,7 +8,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -73,7 +76,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 	if err := inc.Vet(ctx, c.Dir); err != nil {
 		return err
 	}
-	size, err := inc.ephemerals.reserve(c.Paths)
+	size, err := inc.reserve(ctx, c.Paths)
 	if err != nil {
 		return err
 	}
@@ -166,6 +169,63 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 	return err
 }
 
+// RoomFor reserves room for the ephemeral znodes that `ops` create, until the caller calls `done`. It
+// returns ErrTooLarge if the session cannot have so many.
+func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), err error) {
+	var paths []string
+	for _, op := range ops {
+		if create, ok := op.(*zk.CreateRequest); ok && create.Flags&zk.FlagEphemeral != 0 {
+			paths = append(paths, create.Path)
+		}
+	}
+	size, err := inc.reserve(ctx, paths)
+	return func() { inc.ephemerals.settle(size, nil) }, err
+}
+
+// The method `reserve` is ephemerals.reserve. But if there is no room, it first looks which of the
+// znodes exist: other clients may have deleted some. For example, any process may end the last task
+// that this process has added to a WaitGroup.
+func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
+	e := &inc.ephemerals
+	if size, err = e.reserve(paths); err == nil {
+		return size, nil
+	}
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return 0, CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return 0, ErrEnded
+	}
+	if time.Since(e.counted) >= time.Second {
+		if err := inc.recount(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return e.reserve(paths)
+}
+
+// The method `recount` forgets the znodes that do not exist. No read is older than the reply that
+// has reported the creation of a znode.
+func (inc *Incarnation) recount(ctx context.Context) error {
+	e := &inc.ephemerals
+	e.mu.Lock()
+	paths := slices.Collect(maps.Keys(e.paths))
+	e.mu.Unlock()
+	nodes, err := inc.GetVisible(ctx, paths)
+	if err != nil {
+		return err
+	}
+	for i, n := range nodes {
+		if n.Stat == nil || !n.Concealed() && n.Stat.EphemeralOwner != inc.ID.Load() {
+			e.gone(paths[i])
+		}
+	}
+	e.counted = time.Now()
+	return nil
+}
+
 // The method `creation` returns the request that creates the znodes of c.
 func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) {
 	m := inc.Manager
@@ -189,7 +249,7 @@ func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) 
 	for _, path := range c.Paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	return multiCall(ops), CheckSize(ops)
+	return multiCall(ops), m.CheckSize(ops)
 }
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order

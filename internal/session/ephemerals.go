@@ -3,6 +3,7 @@ package session
 import (
 	"fmt"
 	"sync"
+	"time"
 )
 
 // The type `ephemerals` has the paths of a session's ephemeral znodes, as far as the client knows
@@ -17,6 +18,9 @@ type ephemerals struct {
 	mu    sync.Mutex
 	paths map[string]struct{} // guarded by mu
 	size  int                 // bytes of `paths`, and of the reserved paths; guarded by mu
+
+	turn    chan struct{} // has an element while a goroutine executes `recount`
+	counted time.Time     // the time of the last recount; guarded by turn
 }
 
 // maxEphemerals is the limit of `size`.

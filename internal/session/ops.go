@@ -110,7 +110,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 			if len(r.Acl) == 0 {
 				r.Acl = m.Config.ACL
 			}
-			size += sizeOfACL(r.Acl)
+			size += m.SizeOfACL(r.Acl)
 			full[i] = &r
 		case *zk.SetDataRequest:
 			path, data = op.Path, op.Data
@@ -124,7 +124,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 		default:
 			return nil, "", Invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
 		}
-		size += m.SizeOf(m.Full(path), data)
+		size += 64 + len(m.Full(path)) + len(data)
 		if creates && !created || dir == "" {
 			created, dir = creates, ParentPath(m.Full(path))
 		}

@@ -22,9 +22,33 @@ const (
 	MaxPacket  = maxRequest - 64
 )
 
-func sizeOfACL(acl []zk.ACL) (n int) {
+// SizeOfACL returns the size of an ACL in a request. If half of its size in the servers' logs is
+// more, SizeOfACL returns this half: the servers replace an entry of the scheme auth by one entry for
+// each identity of the client, and stop for good if a transaction in their logs has more than twice
+// the size of the largest request (see `ephemerals`).
+func (m *Manager) SizeOfACL(acl []zk.ACL) (n int) {
 	for _, a := range acl {
 		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return max(n, (n+m.growthOfACL(acl))/2)
+}
+
+// The method `growthOfACL` returns an upper bound of the bytes that the servers add to an ACL.
+func (m *Manager) growthOfACL(acl []zk.ACL) (n int) {
+	const identity = 512 // by a certificate or by SASL
+	for _, a := range acl {
+		if a.Scheme != "auth" {
+			continue
+		}
+		for _, auth := range m.Config.Auths {
+			n += 64 + len(auth.Scheme) + len(auth.Credentials)
+		}
+		if t := m.Config.TLS; t != nil && (len(t.Certificates) > 0 || t.GetClientCertificate != nil) {
+			n += identity
+		}
+		if m.Config.SASL != nil {
+			n += identity
+		}
 	}
 	return n
 }
@@ -118,19 +142,6 @@ func (inc *Incarnation) countedMulti(ops []any) call[[]zk.MultiResponse] {
 	return multi
 }
 
-// RoomFor returns ErrTooLarge if the session cannot have the ephemeral znodes that `ops` create.
-func (inc *Incarnation) RoomFor(ops []any) error {
-	var paths []string
-	for _, op := range ops {
-		if create, ok := op.(*zk.CreateRequest); ok && create.Flags&zk.FlagEphemeral != 0 {
-			paths = append(paths, create.Path)
-		}
-	}
-	size, err := inc.ephemerals.reserve(paths)
-	inc.ephemerals.settle(size, nil)
-	return err
-}
-
 // AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
@@ -186,7 +197,7 @@ const ReleaseTime = 250 * time.Millisecond
 
 // SizeOf returns an upper bound of the size of a request that creates or writes a znode.
 func (m *Manager) SizeOf(path string, data []byte) int {
-	return 64 + len(path) + len(data) + sizeOfACL(m.Config.ACL)
+	return 64 + len(path) + len(data) + m.SizeOfACL(m.Config.ACL)
 }
 
 // A Node is the result of reading a znode.
@@ -196,15 +207,23 @@ type Node struct {
 }
 
 // CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
-// read. These servers would break the connection at each attempt.
-func CheckSize(ops []any) error {
-	if n := SizeOfOps(ops); n > maxRequest {
+// read. These servers would break the connection at each attempt, or stop for good.
+func (m *Manager) CheckSize(ops []any) error {
+	if n := m.SizeOfOps(ops); n > maxRequest {
 		return fmt.Errorf("a transaction of %d bytes: %w", n, ErrTooLarge)
 	}
 	return nil
 }
 
-// SizeOfOps returns the size of a transaction, in bytes.
-func SizeOfOps(ops []any) int {
-	return 8 + len(wire.AppendOps(nil, ops)) // 8 is the size of the header
+// SizeOfOps returns the size of a transaction in bytes, or half of its size in the servers' logs:
+// see [Manager.SizeOfACL].
+func (m *Manager) SizeOfOps(ops []any) int {
+	n := 8 + len(wire.AppendOps(nil, ops)) // 8 is the size of the header
+	growth := 0
+	for _, op := range ops {
+		if create, ok := op.(*zk.CreateRequest); ok {
+			growth += m.growthOfACL(create.Acl)
+		}
+	}
+	return max(n, (n+growth)/2)
 }

@@ -449,7 +449,9 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 			create.Flags = zk.FlagPersistent
 		}
 		op = create
-		if err := inc.Vet(ctx, session.Dir{Path: t.dir}); err != nil {
+		done, err := inc.RoomFor(ctx, op)
+		defer done()
+		if err = cmp.Or(err, inc.Vet(ctx, session.Dir{Path: t.dir})); err != nil {
 			return err
 		}
 	case next == 0:

@@ -68,7 +68,8 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 	}
 	var rs []zk.MultiResponse
 	err = m.During(ctx, func(inc *session.Incarnation) error {
-		err := inc.RoomFor(ops)
+		done, err := inc.RoomFor(ctx, ops...)
+		defer done()
 		if err == nil {
 			rs, err = Within(ctx, inc, dir, ops)
 		}
@@ -100,7 +101,7 @@ func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiRespons
 // applied, and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
 	l := &log{path: session.ChildPath(dir, session.LogName)}
-	if err := session.CheckSize(append([]any{l.write()}, ops...)); err != nil {
+	if err := m.CheckSize(append([]any{l.write()}, ops...)); err != nil {
 		return nil, err
 	}
 	// The log of t is persistent. A Close at this moment waits until the log is in the pool, or until its

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -22,19 +24,37 @@ var long = "/" + strings.Repeat("x", 900)
 // The end of a session is one transaction with the paths of all ephemeral znodes. Servers stop for good if it has more
 // than 2 MiB.
 func TestASessionCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtItsEnd(t *testing.T) {
+	t.Run("locks", func(t *testing.T) {
+		fillWith(t, func(t *testing.T, s *zsync.Session, path string) (create, drop func() error) {
+			m := zsync.NewMutex(s, path)
+			return func() error { return m.Lock(t.Context()) }, m.Unlock
+		})
+	})
+	t.Run("tasks", func(t *testing.T) {
+		fillWith(t, func(t *testing.T, s *zsync.Session, path string) (create, drop func() error) {
+			wg := zsync.NewWaitGroup(s, path)
+			return func() error { return wg.Add(t.Context(), 1) }, wg.Done
+		})
+	})
+}
+
+// The function fillWith creates ephemeral znodes until the session has no room. The argument make returns a function
+// that creates a znode, and one that deletes it.
+func fillWith(t *testing.T, make func(t *testing.T, s *zsync.Session, path string) (create, drop func() error)) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := suite.Open(t, srv), suite.Open(t, srv)
-		lock := func(s *zsync.Session) (held []*zsync.Mutex) {
+		type znode struct{ create, drop func() error }
+		fill := func(s *zsync.Session) (held []znode) {
 			var mu sync.Mutex
 			var all sync.WaitGroup
 			for i := range 1500 {
 				all.Go(func() {
-					m := zsync.NewMutex(s, fmt.Sprintf("%s/%x-%d", long, s.ID(), i))
-					err := m.Lock(t.Context())
+					create, drop := make(t, s, fmt.Sprintf("%s/%x-%d", long, s.ID(), i))
+					err := create()
 					mu.Lock()
 					defer mu.Unlock()
 					if err == nil {
-						held = append(held, m)
+						held = append(held, znode{create, drop})
 					} else if !errors.Is(err, zsync.ErrTooLarge) {
 						t.Error(err)
 					}
@@ -45,19 +65,51 @@ func TestASessionCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtItsEnd(t *tes
 			for _, path := range suite.Ephemerals(srv, s.ID()) {
 				size += 4 + len(path)
 			}
-			if size > 1<<20 || size < 1<<20-1000 {
-				t.Errorf("%d locks, with paths of %d bytes", len(held), size)
+			if size > 1<<20 || size < 900_000 {
+				t.Errorf("%d znodes, with paths of %d bytes", len(held), size)
 			}
 			return held
 		}
-		held := lock(s)
-		harness.Must(t, held[0].Unlock())
-		harness.Must(t, held[0].Lock(t.Context()))
-		lock(other)
-		for _, m := range held {
+		held := fill(s)
+		harness.Must(t, held[0].drop())
+		harness.Must(t, held[0].create())
+		fill(other)
+		for _, z := range held {
+			harness.Must(t, z.drop())
+		}
+		fill(s)
+	})
+}
+
+func TestAClaimOfAQueueNeedsRoomForItsEphemeralZnode(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		q := zsync.NewQueue[int](s, long)
+		harness.Must(t, q.Send(t.Context(), 1))
+		var held []*zsync.Mutex
+		for {
+			m := zsync.NewMutex(s, fmt.Sprintf("/%s%d", long[1:801], len(held)))
+			if err := m.Lock(t.Context()); err != nil {
+				harness.WantErr(t, err, zsync.ErrTooLarge)
+				break
+			}
+			held = append(held, m)
+		}
+		_, _, err := q.TryRecv(harness.Within(t, time.Minute))
+		harness.WantErr(t, err, zsync.ErrTooLarge)
+		got := harness.Async(func() error { // Receive repeats the refused claim until there is room
+			d, err := q.Receive(harness.Within(t, 2*time.Minute))
+			if err != nil {
+				return err
+			}
+			return d.Ack(t.Context())
+		})
+		time.Sleep(time.Minute)
+		harness.PendingStill(t, got)
+		for _, m := range held[:2] {
 			harness.Must(t, m.Unlock())
 		}
-		lock(s)
+		harness.Must(t, <-got)
 	})
 }
 
@@ -100,27 +152,27 @@ func TestATxnCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtTheEnd(t *testing
 	})
 }
 
-// Each operation creates an ephemeral znode, which is deleted: in some cases in a transaction, in one by another client.
+// Each operation creates an ephemeral znode, which is deleted: in some cases in a transaction, in some by another client.
 func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
-	for name, operation := range map[string]func(t *testing.T, s *zsync.Session, i int) error{
-		"once": func(t *testing.T, s *zsync.Session, i int) error {
+	for name, operation := range map[string]func(t *testing.T, s, other *zsync.Session, i int) error{
+		"once": func(t *testing.T, s, other *zsync.Session, i int) error {
 			return zsync.NewOnce(s, fmt.Sprintf("%s/%d", long, i)).Do(t.Context(), func(context.Context) error { return nil })
 		},
-		"downgrade": func(t *testing.T, s *zsync.Session, i int) error {
+		"downgrade": func(t *testing.T, s, other *zsync.Session, i int) error {
 			rw := zsync.NewRWMutex(s, long)
 			if err := rw.Lock(t.Context()); err != nil {
 				return err
 			}
 			return errors.Join(rw.Downgrade(t.Context()), rw.RUnlock())
 		},
-		"semaphore": func(t *testing.T, s *zsync.Session, i int) error {
+		"semaphore": func(t *testing.T, s, other *zsync.Session, i int) error {
 			p := zsync.NewSemaphore(s, long, 3)
 			if err := p.Acquire(t.Context(), 3); err != nil {
 				return err
 			}
 			return errors.Join(p.Release(1), p.Release(2))
 		},
-		"deleted by another client": func(t *testing.T, s *zsync.Session, i int) error {
+		"deleted by another client": func(t *testing.T, s, other *zsync.Session, i int) error {
 			m := zsync.NewMutex(s, long)
 			if err := m.Lock(t.Context()); err != nil {
 				return err
@@ -132,7 +184,30 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			}
 			return nil
 		},
-		"group": func(t *testing.T, s *zsync.Session, i int) error {
+		"waiter deleted by another client": func(t *testing.T, s, other *zsync.Session, i int) error {
+			first, m := zsync.NewMutex(other, long), zsync.NewMutex(s, long)
+			if err := first.Lock(t.Context()); err != nil {
+				return err
+			}
+			got := harness.Async(func() error { return m.Lock(t.Context()) })
+			synctest.Wait()
+			suite.DeleteContender(t, other, long, 1)
+			synctest.Wait()
+			return errors.Join(first.Unlock(), <-got, m.Unlock())
+		},
+		"task that another process ends": func(t *testing.T, s, other *zsync.Session, i int) error {
+			return errors.Join(zsync.NewWaitGroup(s, long).Add(t.Context(), 1), zsync.NewWaitGroup(other, long).Done())
+		},
+		"txn": func(t *testing.T, s, other *zsync.Session, i int) error {
+			path := fmt.Sprintf("%s/%d", long, i)
+			_, err := s.Txn(t.Context(), &zk.CreateRequest{Path: path, Flags: zk.FlagEphemeral})
+			if err != nil {
+				return err
+			}
+			_, err = other.Txn(t.Context(), &zk.DeleteRequest{Path: path, Version: -1})
+			return err
+		},
+		"group": func(t *testing.T, s, other *zsync.Session, i int) error {
 			g := zsync.NewGroup[string](s, long)
 			me, err := g.Join(t.Context(), "a", "")
 			if err != nil {
@@ -140,11 +215,11 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			}
 			return me.Leave()
 		},
-		"double barrier": func(t *testing.T, s *zsync.Session, i int) error {
+		"double barrier": func(t *testing.T, s, other *zsync.Session, i int) error {
 			wg := zsync.NewWaitGroup(s, long)
 			return errors.Join(wg.Enter(t.Context(), 1), wg.Leave(t.Context()))
 		},
-		"election": func(t *testing.T, s *zsync.Session, i int) error {
+		"election": func(t *testing.T, s, other *zsync.Session, i int) error {
 			e := zsync.NewElection(s, long)
 			if err := e.Campaign(t.Context()); err != nil {
 				return err
@@ -154,9 +229,10 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-				s := suite.Open(t, srv)
+				s, other := suite.Open(t, srv), suite.Open(t, srv)
+				suite.Create(t, other, long, "")
 				for i := range 1500 {
-					harness.Must(t, operation(t, s, i))
+					harness.Must(t, operation(t, s, other, i))
 				}
 			})
 		})
