@@ -161,6 +161,11 @@ func Decode[T any](c Encoding, data []byte) (v T, err error) {
 			v = zero
 		}
 	}()
+	switch c.(type) {
+	case JSON, Gob, Raw, BigEndian:
+	default:
+		data = bytes.Clone(data) // the program's codec may decrypt in place, and the caller may decode or store the bytes again
+	}
 	err = c.Unmarshal(data, &v)
 	return v, err
 }
