@@ -808,3 +808,26 @@ func TestACodecMayDecodeInPlace(t *testing.T) {
 		}
 	})
 }
+
+// An asItIs is a codec that returns its argument.
+type asItIs struct{ zsync.Codec }
+
+func (asItIs) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+
+func TestACodecMayReturnItsArgument(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		g := zsync.NewGroup[[]byte](s, "/g", zsync.WithCodec(asItIs{zsync.Raw}))
+		info := []byte("info")
+		_, err := g.Join(t.Context(), "me", info)
+		must(t, err)
+		copy(info, "next") // the program uses its buffer again
+		srv.Expire(s.ID())
+		time.Sleep(time.Minute)
+		members, err := g.Members(t.Context())
+		must(t, err)
+		if len(members) != 1 || string(members[0].Info) != "info" {
+			t.Errorf("after an expiry the members are %q", members)
+		}
+	})
+}
