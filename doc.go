@@ -30,7 +30,7 @@
 // # Rules for all primitives
 //
 // Two values with the same path are the same primitive, in any process. Give each primitive its own
-// path: if something else, or another layout, uses the path, a call returns [ErrMixed]. Curator
+// path: if something else, or another layout, uses the path, a call can return [ErrMixed]. Curator
 // programs can share a path by default, kazoo programs by option ([WithLayout], [WithQueueLayout]).
 // A constructor does no I/O. If an argument is bad, every method reports it: it returns
 // [ErrInvalid], or a closed channel.

@@ -42,8 +42,8 @@ var (
 //		log.Printf("gave up after %v, %d ahead, held by %s", w.Waited, w.Place, w.Behind.Owner)
 //	}
 //
-// Owner, Session and Since of Behind are known after a second, or at once if the holder is in this
-// process. In a longer wait, they are read again.
+// Owner, Session and Since of Behind are known after a second, or at once if the same Mutex or
+// Election holds. In a longer wait, they are read again.
 type WaitError struct {
 	Behind Contender     // the holder; for permits, the first waiter or, if the caller is the first, a holder
 	Place  int           // number of contenders ahead, including Behind; 0 if the caller had no place in the line

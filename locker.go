@@ -172,6 +172,9 @@ func inOrder(ls []Locker) ([]orderedLocker, error) {
 		if !ok {
 			return nil, opError("lockall", "", session.Invalid("locker %d is a %T, which has no method Path() string to order it by", i, l))
 		}
+		if m, ok := l.(interface{ misuse() error }); ok && m.misuse() != nil {
+			return nil, opError("lockall", p.Path(), m.misuse())
+		}
 		o := orderedLocker{Locker: l, path: p.Path(), full: p.Path()}
 		if f, ok := l.(interface{ fullPath() string }); ok {
 			o.full = f.fullPath()

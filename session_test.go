@@ -111,6 +111,14 @@ func TestConnectRefusesBadOptionsAtOnce(t *testing.T) {
 	wantErr(t, err, context.Canceled)
 }
 
+func TestAnObserverThatIsNilObservesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for _, o := range []zsync.Observer{nil, zsync.ObserverFunc(nil)} {
+			must(t, open(t, srv, zsync.WithObserver(o)).Close())
+		}
+	})
+}
+
 // tlsFront accepts TLS connections for a server that knows none, and passes on
 // what they carry. It returns its address, what trusts it, and what cuts all
 // connections.

@@ -26,7 +26,7 @@ type Op struct {
 	Path      string // of the primitive
 	Owner     string // the owner text of the Session, see WithOwner
 	Session   int64  // the ZooKeeper session at the time, or 0
-	Hold      string // the name of the hold's znode; set for a hold, and at the end of an acquisition that has succeeded
+	Hold      string // the name of the hold's znode; set for a hold, and at the end of an acquisition that has succeeded; empty for permits
 	Count     int    // the number of permits or elements
 }
 
@@ -184,7 +184,7 @@ func (k EventKind) String() string { return cmp.Or(eventKinds[k], "unknown") }
 
 // The function `observed` returns a callback for the session, which passes each report on to o.
 func observed(o Observer) func(session.Report) {
-	if o == nil {
+	if f, ok := o.(ObserverFunc); o == nil || ok && f == nil {
 		return nil
 	}
 	return func(e session.Report) {

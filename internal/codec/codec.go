@@ -146,7 +146,18 @@ func Encode[T any](c Encoding, v T) (data []byte, err error) {
 			return c.Marshal(&v)
 		}
 	}
-	return c.Marshal(v)
+	data, err = c.Marshal(v)
+	return unshared(c, data), err
+}
+
+// The function `unshared` returns data that a codec of the program cannot change: a copy. Such a
+// codec may return its argument, or decode in place, and zsync may send or decode the bytes again.
+func unshared(c Encoding, data []byte) []byte {
+	switch c.(type) {
+	case JSON, Gob, Raw, BigEndian:
+		return data
+	}
+	return bytes.Clone(data)
 }
 
 // Decode is the inverse of Encode. If Decode returns an error, v is the zero value: a partly
@@ -161,7 +172,7 @@ func Decode[T any](c Encoding, data []byte) (v T, err error) {
 			v = zero
 		}
 	}()
-	err = c.Unmarshal(data, &v)
+	err = c.Unmarshal(unshared(c, data), &v)
 	return v, err
 }
 

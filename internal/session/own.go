@@ -16,7 +16,9 @@ import (
 // AwaitOwnGone waits until the znode of a shared [Creation] is deleted. It also returns if another
 // session has created its own znode there since the deletion. In that case, a watch that is set
 // again after an outage reports a change, not the deletion. A change of the data does not wake
-// AwaitOwnGone, see AwaitGone.
+// AwaitOwnGone, see AwaitGone. AwaitOwnGone does not believe the event of the deletion, for the
+// reason that [OwnWatch] has: it reads the children again. So at the end of a session, the error is
+// ErrEnded.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -26,11 +28,11 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
-		switch {
-		case err != nil && !IsNoNode(err):
+		if err != nil && !IsNoNode(err) {
 			return err
-		case !ours, w.Event == zk.EventNodeDeleted:
-			inc.own.Delete(path)
+		}
+		inc.own.Delete(path)
+		if !ours {
 			return nil
 		}
 	}

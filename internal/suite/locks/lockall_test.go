@@ -626,3 +626,23 @@ func TestALockThatIsLostWhileLockAllWaitsForAnotherIsUnlocked(t *testing.T) {
 		harness.Must(t, <-both)
 	})
 }
+
+// A locker that was badly made is refused before the lockers ahead of it in the order are locked.
+func TestLockAllRefusesABadLockerBeforeItLocksAny(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		good := zsync.NewMutex(s, "/a")
+		for name, bad := range map[string]zsync.Locker{
+			"path":   zsync.NewMutex(s, "b"),
+			"option": zsync.NewRWMutex(s, "/b", zsync.WithHandoffs(-1)).RLocker(),
+			"zero":   new(zsync.RWMutex),
+		} {
+			before := s.Stats().Requests
+			_, err := zsync.LockAll(t.Context(), good, bad)
+			harness.WantErr(t, err, zsync.ErrInvalid)
+			if n := s.Stats().Requests - before; n != 0 {
+				t.Errorf("%s: %d requests before the refusal, want none", name, n)
+			}
+		}
+	})
+}

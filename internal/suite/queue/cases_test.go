@@ -752,3 +752,82 @@ func TestWhatAllHadClaimedAheadIsBackWhenItsLoopIsOver(t *testing.T) {
 		}
 	})
 }
+
+// An inPlace is a codec that decodes in place, as cipher.AEAD does if the program lets it.
+type inPlace struct{}
+
+func (inPlace) Marshal(v any) ([]byte, error) { return flipped([]byte(v.(string))), nil }
+
+func (inPlace) Unmarshal(data []byte, v any) error {
+	*v.(*string) = string(flipped(data))
+	return nil
+}
+
+func flipped(data []byte) []byte {
+	for i := range data {
+		data[i] ^= 1
+	}
+	return data
+}
+
+func TestACodecMayDecodeInPlace(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[string](s, "/q", zsync.WithCodec(inPlace{}))
+		must(t, q.Send(t.Context(), "element"))
+		for range 3 {
+			d, err := q.Receive(t.Context())
+			must(t, err)
+			if stored := string(flipped(d.Data())); d.Value != "element" || stored != "element" {
+				t.Errorf("attempt %d: %q, stored as that of %q", d.Attempt, d.Value, stored)
+			}
+			must(t, d.NackAfter(time.Second)) // stores the bytes again
+		}
+		m := zsync.NewMap[string](s, "/m", zsync.WithCodec(inPlace{}))
+		changes := m.Watch(t.Context())
+		for _, key := range []string{"a", "b", "c"} {
+			must(t, m.Store(t.Context(), key, "value"))
+			time.Sleep(time.Second)
+			for key, v := range <-changes {
+				if v != "value" {
+					t.Errorf("%s is %q", key, v)
+				}
+			}
+		}
+		g := zsync.NewGroup[string](s, "/g", zsync.WithCodec(inPlace{}))
+		members := g.Watch(t.Context())
+		for _, id := range []string{"a", "b", "c"} {
+			_, err := g.Join(t.Context(), id, "info")
+			must(t, err)
+			time.Sleep(time.Second)
+			for _, m := range <-members {
+				if m.Info != "info" {
+					t.Errorf("%s is %q", m.ID, m.Info)
+				}
+			}
+		}
+	})
+}
+
+// An asItIs is a codec that returns its argument.
+type asItIs struct{ zsync.Codec }
+
+func (asItIs) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+
+func TestACodecMayReturnItsArgument(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		g := zsync.NewGroup[[]byte](s, "/g", zsync.WithCodec(asItIs{zsync.Raw}))
+		info := []byte("info")
+		_, err := g.Join(t.Context(), "me", info)
+		must(t, err)
+		copy(info, "next") // the program uses its buffer again
+		srv.Expire(s.ID())
+		time.Sleep(time.Minute)
+		members, err := g.Members(t.Context())
+		must(t, err)
+		if len(members) != 1 || string(members[0].Info) != "info" {
+			t.Errorf("after an expiry the members are %q", members)
+		}
+	})
+}
