@@ -224,7 +224,7 @@ func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <
 			leave()
 			return session.ErrEnded
 		}
-		if names, err = c.list(ctx, p.Incarnation.Children); err != nil { // Step 6.
+		if names, err = p.Incarnation.Names(ctx, c.line.Dir); err != nil { // Step 6.
 			return err
 		}
 	}
@@ -255,15 +255,6 @@ func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []
 		return nil, nil, err
 	}
 	return w.Fired, leave, nil
-}
-
-// The method `list` lists the waiters and their signals.
-func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
-	names, _, err := list(ctx, c.line.Dir)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	return names, err
 }
 
 // The method `take` deletes p's znode and its signal, because the signal has reached the caller
@@ -330,7 +321,7 @@ func (c *Cond) bequeath(p *lock.Claim) {
 		if err != nil || stat == nil {
 			return err
 		}
-		names, err := c.list(ctx, inc.Children)
+		names, err := inc.Names(ctx, c.line.Dir)
 		if err == nil {
 			_, err = c.mend(ctx, inc, names)
 		}
@@ -401,7 +392,7 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 		if stays[lost[0]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
 			return nil, err
 		}
-		if names, err = c.list(ctx, inc.Children); err != nil {
+		if names, err = inc.Names(ctx, c.line.Dir); err != nil {
 			return nil, err
 		}
 	}
@@ -509,7 +500,7 @@ func (c *Cond) signal(ctx context.Context) error {
 func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		names, err := c.list(ctx, inc.ChildrenFresh)
+		names, err := inc.NamesFresh(ctx, c.line.Dir)
 		if err == nil {
 			names, err = c.mend(ctx, inc, names)
 		}

@@ -98,11 +98,7 @@ func (m Mode) String() string {
 func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		names, _, err := inc.Children(ctx, l.Dir)
-		if session.IsNoNode(err) {
-			out = nil
-			return nil
-		}
+		names, err := inc.Names(ctx, l.Dir)
 		if err != nil {
 			return err
 		}

@@ -398,10 +398,10 @@ type spectator struct {
 //  4. If it exists and was not the last one sent, send it.
 //  5. When it is deleted, continue with step 1.
 func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error {
-	list := inc.ChildrenFresh
+	list := inc.NamesFresh
 	for {
 		first, err := o.line.First(ctx, inc, list) // Step 1.
-		list = inc.Children
+		list = inc.Names
 		switch {
 		case err != nil:
 			return err

@@ -383,10 +383,7 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	var found map[string]session.Node
 	err := g.s.m.During(ctx, func(inc *session.Incarnation) error {
 		found = make(map[string]session.Node)
-		names, _, err := inc.ChildrenFresh(ctx, g.dir())
-		if session.IsNoNode(err) {
-			return nil
-		}
+		names, err := inc.NamesFresh(ctx, g.dir())
 		if err != nil {
 			return err
 		}

@@ -183,7 +183,7 @@ func (m *Mutex) revoke(ctx context.Context) error {
 	}
 	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		dir := m.local.Line.Dir
-		holder, err := m.local.Line.First(ctx, inc, inc.ChildrenFresh)
+		holder, err := m.local.Line.First(ctx, inc, inc.NamesFresh)
 		if err != nil {
 			return err
 		}

@@ -593,10 +593,10 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
 	list := func(ctx context.Context) ([]string, int, error) {
-		names, err := m.listOut(ctx, inc)
+		names, err := inc.Names(ctx, m.leases)
 		return names, len(names), err
 	}
-	names, err := m.listOut(ctx, inc)
+	names, err := inc.Names(ctx, m.leases)
 	if err != nil || m.weightOfAll(names) <= most {
 		return err
 	}
@@ -616,17 +616,8 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 // The method `out` returns the number of permits that are out. The number can exceed the limit:
 // other programs may count in another way, or Resize may have lowered the limit.
 func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
-	names, err := m.listOut(ctx, inc)
+	names, err := inc.Names(ctx, m.leases)
 	return m.weightOfAll(names), err
-}
-
-// listOut lists the znodes of the permits that are out.
-func (m *Semaphore) listOut(ctx context.Context, inc *session.Incarnation) ([]string, error) {
-	names, _, err := inc.Children(ctx, m.leases)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	return names, err
 }
 
 func (m *Semaphore) weightOfAll(names []string) int64 {
@@ -881,8 +872,8 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	}
 	var out []Contender
 	err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		names, _, err := inc.Children(ctx, m.leases)
-		if err != nil && !session.IsNoNode(err) {
+		names, err := inc.Names(ctx, m.leases)
+		if err != nil {
 			return err
 		}
 		out, err = describe(ctx, inc, m.leases, names, func(int) (Mode, bool) { return ModePermits, true })
