@@ -18,22 +18,16 @@ import (
 // again after an outage reports a change, not the deletion. A change of the data does not wake
 // AwaitOwnGone, see AwaitGone.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
-		_, stat, err := inc.Children(ctx, path)
-		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
-		if ours {
-			err = inc.AwaitFired(ctx, w)
+	err := inc.WhileThere(ctx, path, func(stat *zk.Stat, _ *conn.Watch) error {
+		if stat.EphemeralOwner != inc.ID.Load() {
+			return zk.ErrNoNode
 		}
-		inc.Watches.Leave(w)
-		switch {
-		case err != nil && !IsNoNode(err):
-			return err
-		case !ours, w.Event == zk.EventNodeDeleted:
-			inc.own.Delete(path)
-			return nil
-		}
+		return nil
+	})
+	if err == nil {
+		inc.own.Delete(path)
 	}
+	return err
 }
 
 // SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is
