@@ -18,7 +18,7 @@ import (
 // WithID sets the id of a candidate, such as an address: the data of its znode, and the Owner of
 // its Contender. The default is the text of [WithOwner].
 func WithID(id string) ElectionOption {
-	return electionOption(func(c *electionConfig) { c.id = &id })
+	return electionOption(func(c *setup) { c.id = &id })
 }
 
 // WithPriority sets the candidate's priority. Of the waiting candidates with the highest priority,
@@ -26,7 +26,7 @@ func WithID(id string) ElectionOption {
 // to the back of the line (5 requests) if a higher priority waits. A candidate without the option,
 // such as Curator's, counts as 0 and never gives way. Set the option for all.
 func WithPriority(p int) ElectionOption {
-	return electionOption(func(c *electionConfig) { c.prior = &p })
+	return electionOption(func(c *setup) { c.prior = &p })
 }
 
 // An Election chooses one leader among the processes that name the same path:
@@ -77,7 +77,9 @@ type term struct {
 
 // NewElection returns the Election at path.
 func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
-	c := newElectionConfig(opts)
+	var c setup
+	applyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
+	c.allow("an Election", LayoutCurator, LayoutKazoo, LayoutSelector)
 	e := &Election{made: made{s: s, path: path}}
 	if e.err = checkNew(s, path, c.err); e.err != nil {
 		return e
@@ -88,7 +90,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	}
 	ln := lock.New(s.m, path, c.layout.naming(), electionBases[c.layout])
 	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
-	ln.Strict, ln.Limits, ln.Kind = true, c.limits.ofLine(), trace.Election
+	ln.Strict, ln.Limits, ln.Kind = true, c.limits, trace.Election
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
 		defers, wishes = lock.Defers(me, names, ln.Bases, c.prior)
@@ -101,7 +103,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.prior != nil {
 		base = lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
 	}
-	e.local.init(s, "election", path, ln, lockConfig{handoffs: 1}, &[lock.Shared + 1]lock.Entry{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
+	e.local.init(s, "election", path, ln, setup{handoffs: 1}, &[lock.Shared + 1]lock.Entry{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
 	e.local.Elects, e.local.Data = true, e.id
 	return e
 }

@@ -259,12 +259,7 @@ func lossWord(err error) (string, time.Time) {
 	return LossReason(0).word(), time.Time{}
 }
 
-// lostError returns the error of a loss of the session.
-func lostError(why session.LossCause, session int64, since time.Time) error {
-	return &LostError{Reason: LossReason(why), Session: session, Since: since}
-}
-
-// The function `givenUp` returns the error of a hold that this process itself ends.
-func givenUp(session int64, why error, now time.Time) error {
-	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
+// lostError returns the error of a loss.
+func lostError(why session.LossCause, session int64, since time.Time, cause error) error {
+	return &LostError{Reason: LossReason(why), Session: session, Since: since, Err: cause}
 }

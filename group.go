@@ -54,31 +54,14 @@ type Member[T any] struct {
 }
 
 // A GroupOption changes a Group: [WithCodec] or [WithLayout].
-type GroupOption interface{ applyGroup(*groupConfig) }
-
-type groupConfig struct {
-	codec Codec
-	kazoo bool
-	err   error
-}
-
-func (o CodecOption) applyGroup(c *groupConfig) {
-	if c.codec = o.codec; o.codec == nil {
-		c.err = session.Invalid("WithCodec(nil): the codec is nil")
-	}
-}
+type GroupOption interface{ applyGroup(*setup) }
 
 // NewGroup returns the Group at path.
 func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
-	c := groupConfig{codec: JSON}
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("group option %d is nil", i)
-			continue
-		}
-		o.applyGroup(&c)
-	}
-	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.kazoo}
+	c := setup{codec: JSON}
+	applyEach("group", opts, &c.err, func(o GroupOption) { o.applyGroup(&c) })
+	c.allow("a Group", LayoutCurator, LayoutKazoo)
+	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.layout == LayoutKazoo}
 }
 
 // Path returns the path that g was made with.

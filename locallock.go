@@ -19,7 +19,7 @@ type localLock struct {
 	kind string // "mutex", "rwmutex" or "election", for the tracer
 }
 
-func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConfig, entries *[lock.Shared + 1]lock.Entry) {
+func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c setup, entries *[lock.Shared + 1]lock.Entry) {
 	q.s, q.kind = s, kind
 	q.Manager, q.Path, q.Line, q.Entries, q.Data = s.m, path, ln, entries, s.m.Owner
 	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept

@@ -58,7 +58,7 @@ type MapEntry[V any] struct {
 
 // NewMap returns the Map at path.
 func NewMap[V any](s *Session, path string, opts ...ValueOption) *Map[V] {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	return &Map[V]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
 }
 

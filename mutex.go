@@ -45,7 +45,7 @@ type Mutex struct {
 
 // NewMutex returns the Mutex at path.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
-	c := newLockConfig(opts)
+	c := newSetup(opts)
 	if err := checkNew(s, path, c.err); err != nil {
 		return &Mutex{made: made{s: s, path: path, err: err}}
 	}
@@ -53,7 +53,7 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 }
 
 // newMutex does the work of NewMutex, but does not check its arguments.
-func newMutex(s *Session, path string, c lockConfig) *Mutex {
+func newMutex(s *Session, path string, c setup) *Mutex {
 	entries := &mutexEntries
 	if c.layout == LayoutKazoo {
 		entries = &kazooMutexEntries
@@ -61,7 +61,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	base := entries[lock.Exclusive].Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := lock.New(s.m, path, c.layout.naming(), base)
-	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
+	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
 	m.local.init(s, "mutex", path, ln, c, entries)
 	return m

@@ -573,7 +573,7 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 // error, so that it can undo f, and the next call runs its own f. If the stored bytes cannot be
 // decoded, every call fails until [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	k := newStored(s, path, c.err,
 		func(v T) ([]byte, error) { return codec.Encode(c.codec, v) },
 		func(data []byte) (T, error) { return codec.Decode[T](c.codec, data) })
@@ -582,7 +582,7 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 
 // OnceValues is [OnceValue] for a function of two values.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	k := newStored(s, path, c.err,
 		func(v codec.Pair[T1, T2]) ([]byte, error) { return codec.EncodePair(c.codec, v) },
 		func(data []byte) (codec.Pair[T1, T2], error) { return codec.DecodePair[T1, T2](c.codec, data) })

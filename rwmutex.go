@@ -59,7 +59,7 @@ type RWMutex struct {
 
 // NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
-	c := newLockConfig(opts)
+	c := newSetup(opts)
 	rw := &RWMutex{made: made{s: s, path: path}}
 	if rw.err = checkNew(s, path, c.err); rw.err != nil {
 		return rw
@@ -70,8 +70,8 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	}
 	write := entries[lock.Exclusive].Base
 	ln := lock.New(s.m, path, c.layout.naming(), write, entries[lock.Shared].Base)
-	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
-	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // for the writers
+	ln.Strict, ln.Limits, ln.Kept = true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
+	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                           // for the writers
 	rw.local.init(s, "rwmutex", path, ln, c, entries)
 	return rw
 }

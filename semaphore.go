@@ -96,7 +96,7 @@ const maxUnits = 1000
 
 // NewSemaphore returns the Semaphore of n permits at path.
 func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semaphore {
-	c := newLockConfig(opts)
+	c := newSetup(opts)
 	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
 	m.limit.Store(n)
 	switch m.err = checkNew(s, path, c.err); {
@@ -114,8 +114,8 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
-	m.pool = lock.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
-	c.limits = limits{} // the limits apply to the permits
+	m.pool = lock.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits, Limit: &m.limit}
+	c.limits = nil // the limits apply to the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
 	entry := m.gate.local.Entry(lock.Exclusive)

@@ -69,7 +69,7 @@ func (v Version) String() string {
 
 // NewValue returns the Value at path.
 func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	return &Value[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
 }
 

@@ -142,11 +142,11 @@ func (p *Permits) limit() {
 	}
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
-		p.free = p.limited(&Limits{Max: l.Max, Lost: l.Lost}, time.Until(first.Add(l.Max)), func() bool {
+		p.free = p.limited(&Limits{Max: l.Max}, time.Until(first.Add(l.Max)), func() bool {
 			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // false if the oldest permits have just been released
 		})
 		if p.health == nil {
-			p.health = p.limited(&Limits{Health: l.Health, Lost: l.Lost}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
+			p.health = p.limited(&Limits{Health: l.Health}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
 		}
 	}
 }

@@ -27,8 +27,8 @@ type Config struct {
 	Log           *slog.Logger
 	Owner         string // written into the znodes of a line
 	Retry         RetryPolicy
-	Observe       func(Report)                                              // or nil
-	Lost          func(why LossCause, session int64, since time.Time) error // makes an ErrLost
+	Observe       func(Report)                                                           // or nil
+	Lost          func(why LossCause, session int64, since time.Time, cause error) error // makes an ErrLost; `cause` may be nil
 	LossOnSuspend bool
 	CloseTimeout  time.Duration                   // how long Close waits for functions; a negative value means the session timeout
 	Trace         io.Writer                       // or nil
