@@ -32,13 +32,12 @@ type ValueOption interface{ applyValue(*setup) }
 
 func valueSetup(opts []ValueOption) setup {
 	c := setup{codec: JSON}
-	applyEach("value", opts, &c.err, func(o ValueOption) { o.applyValue(&c) })
+	session.ApplyEach("value", opts, &c.err, func(o ValueOption) { o.applyValue(&c) })
 	return c
 }
 
-func (o CodecOption) applyValue(c *setup)       { o.apply(&c.codec, &c.err) }
-func (o CodecOption) applyGroup(c *setup)       { o.apply(&c.codec, &c.err) }
-func (o CodecOption) applyQueue(c *queueConfig) { o.apply(&c.codec, &c.err) }
+func (o CodecOption) applyValue(c *setup) { o.apply(&c.codec, &c.err) }
+func (o CodecOption) applyGroup(c *setup) { o.apply(&c.codec, &c.err) }
 
 func (o CodecOption) apply(c *Codec, err *error) {
 	if *c = o.codec; o.codec == nil {

@@ -78,7 +78,7 @@ type term struct {
 // NewElection returns the Election at path.
 func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	var c setup
-	applyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
+	session.ApplyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
 	c.allow("an Election", LayoutCurator, LayoutKazoo, LayoutSelector)
 	e := &Election{made: made{s: s, path: path}}
 	if e.err = checkNew(s, path, c.err); e.err != nil {

@@ -53,13 +53,10 @@ type Member[T any] struct {
 	Since   time.Time // when that session joined, by the servers' clock
 }
 
-// A GroupOption changes a Group: [WithCodec] or [WithLayout].
-type GroupOption interface{ applyGroup(*setup) }
-
 // NewGroup returns the Group at path.
 func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
 	c := setup{codec: JSON}
-	applyEach("group", opts, &c.err, func(o GroupOption) { o.applyGroup(&c) })
+	session.ApplyEach("group", opts, &c.err, func(o GroupOption) { o.applyGroup(&c) })
 	c.allow("a Group", LayoutCurator, LayoutKazoo)
 	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.layout == LayoutKazoo}
 }

@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"context"
-	"reflect"
 	"slices"
 	"time"
 
@@ -22,17 +21,6 @@ type setup struct {
 	err      error // the error of an option
 }
 
-// The function `applyEach` calls apply for each option. If an option is nil, it sets *err.
-func applyEach[O any](what string, opts []O, err *error, apply func(O)) {
-	for i, o := range opts {
-		if v := reflect.ValueOf(o); !v.IsValid() || v.Kind() == reflect.Func && v.IsNil() {
-			*err = session.Invalid("%s option %d is nil", what, i)
-			continue
-		}
-		apply(o)
-	}
-}
-
 // The method `allow` sets the error of c if its layout is not one of `layouts`.
 func (c *setup) allow(of string, layouts ...Layout) {
 	if c.err == nil && !slices.Contains(layouts, c.layout) {
@@ -48,6 +36,9 @@ type LockOption interface {
 	ElectionOption
 	GroupOption
 }
+
+// A GroupOption changes a Group: [WithCodec] or [WithLayout].
+type GroupOption interface{ applyGroup(*setup) }
 
 // A lockOption implements a LockOption, and has the name of this option.
 type lockOption struct {
@@ -87,7 +78,7 @@ const defaultHandoffs = 16
 
 func newSetup(opts []LockOption) setup {
 	c := setup{handoffs: defaultHandoffs}
-	applyEach("lock", opts, &c.err, func(o LockOption) { o.applyLock(&c) })
+	session.ApplyEach("lock", opts, &c.err, func(o LockOption) { o.applyLock(&c) })
 	c.allow("a lock", LayoutCurator, LayoutKazoo)
 	if c.err == nil && c.retain > 0 && c.handoffs == 0 {
 		c.err = session.Invalid("WithRetention cannot be combined with WithHandoffs(0): a retained place is handed to goroutines")

@@ -37,7 +37,7 @@ func newConfig(opts []Option) (config, error) {
 		CloseTimeout: -1, // the session timeout
 		Retry:        session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
-	applyEach("Session", opts, &c.err, func(o Option) { o(&c) })
+	session.ApplyEach("Session", opts, &c.err, func(o Option) { o(&c) })
 	switch {
 	case c.err != nil:
 		return c, c.err

@@ -71,7 +71,7 @@ func WithMember(id string) PartitionOption {
 // NewPartition returns the Partition at path.
 func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 	var c partitionConfig
-	applyEach("partition", opts, &c.err, func(o PartitionOption) { o(&c) })
+	session.ApplyEach("partition", opts, &c.err, func(o PartitionOption) { o(&c) })
 	return &Partition{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, id: c.id}
 }
 

@@ -35,6 +35,8 @@ const defaultPrefetchBytes = 4 << 20
 // maxPriorities limits the work of a consumer when the queue is empty.
 const maxPriorities = 1000
 
+func (o CodecOption) applyQueue(c *queueConfig) { o.apply(&c.codec, &c.err) }
+
 // The function `checked` returns an option that calls set. If ok is false, the option fails with
 // the reason.
 func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueOption {
@@ -126,7 +128,7 @@ func WithQueueLayout(l QueueLayout) QueueOption {
 
 func newQueueConfig(opts []QueueOption) queueConfig {
 	c := queueConfig{codec: JSON, Settings: queue.Settings{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
-	applyEach("queue", opts, &c.err, func(o QueueOption) { o.applyQueue(&c) })
+	session.ApplyEach("queue", opts, &c.err, func(o QueueOption) { o.applyQueue(&c) })
 	switch {
 	case c.Prefetch > 0:
 	case c.layout == LayoutZsync:

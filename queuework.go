@@ -49,7 +49,7 @@ var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Min
 // with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close].
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
-	applyEach("work", opts, &cfg.err, func(o WorkOption) { o(&cfg) })
+	session.ApplyEach("work", opts, &cfg.err, func(o WorkOption) { o(&cfg) })
 	switch {
 	case q.misuse() != nil:
 		return opError("work", q.path, q.misuse())

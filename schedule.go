@@ -164,7 +164,7 @@ func opTable(c *timetable.Cron, err error) (Timetable, error) {
 // NewSchedule returns the Schedule at path.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	c := scheduleConfig{retries: 5, backoff: Backoff{Min: time.Minute, Max: time.Hour}}
-	applyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(&c) })
+	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(&c) })
 	return &Schedule{
 		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
 		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(c.backoff),

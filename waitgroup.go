@@ -58,7 +58,7 @@ func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c
 func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	var c waitGroupConfig
 	var err error
-	applyEach("WaitGroup", opts, &err, func(o WaitGroupOption) { o(&c) })
+	session.ApplyEach("WaitGroup", opts, &err, func(o WaitGroupOption) { o(&c) })
 	wg := &WaitGroup{made: made{s: s, path: path}}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
 		wg.tally = s.tallies.Of(s.m, s.m.Full(path), c.keep)
