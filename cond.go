@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -89,11 +88,7 @@ func (c *Cond) check() error {
 // held, the error is [ErrNotLocked]. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the
 // context of Do: Wait releases that hold and takes it again. A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
-	traced, end := c.tracers().waiting(ctx, "cond", c.path)
-	start := time.Now()
-	err := c.s.waited(ctx, start, c.wait(traced))
-	end(err)
-	return opError("wait", c.path, err)
+	return c.waiting(ctx, "cond", c.wait)
 }
 
 func (c *Cond) wait(ctx context.Context) error {
@@ -477,7 +472,7 @@ func (c *Cond) signal(ctx context.Context) error {
 		return err
 	}
 	for { // Step 3.
-		waiting, err := c.waiting(ctx)
+		waiting, err := c.unwoken(ctx)
 		if err != nil || len(waiting) == 0 {
 			return err
 		}
@@ -489,7 +484,7 @@ func (c *Cond) signal(ctx context.Context) error {
 	}
 }
 
-// The method `waiting` passes on the signals of deleted waiters. Then it returns the waiters that
+// The method `unwoken` passes on the signals of deleted waiters. Then it returns the waiters that
 // can get a signal, in their order.
 //
 // The result must contain each waiter that unlocked L before the call of Signal. So the method
@@ -497,7 +492,7 @@ func (c *Cond) signal(ctx context.Context) error {
 // replace the sync. The caller may have got L directly from a goroutine of this process that waits
 // through another Session. Then the server of this Session may not have the znode of that waiter
 // yet.
-func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
+func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.NamesFresh(ctx, c.line.Dir)
@@ -522,7 +517,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	todo, err := c.waiting(ctx)
+	todo, err := c.unwoken(ctx)
 	for err == nil && len(todo) > 0 {
 		var ops []any
 		n := 0
@@ -540,7 +535,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		}
 		// Another client has given a signal to a waiter, a waiter has left, or the transaction was
 		// applied and its reply was lost. Try again, without the waiters that came later.
-		now, e := c.waiting(ctx)
+		now, e := c.unwoken(ctx)
 		err = e
 		todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(now, w) })
 	}
@@ -552,7 +547,7 @@ func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if c.misuse() != nil {
 		return nil, opError("contenders", c.path, c.misuse())
 	}
-	waiting, err := c.waiting(ctx)
+	waiting, err := c.unwoken(ctx)
 	if err != nil {
 		return nil, opError("contenders", c.path, err)
 	}

@@ -130,12 +130,12 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 	case e.doKey().in(ctx) != nil:
 		return nil, nil, ErrDeadlock
 	}
-	g, err := e.local.acquire(ctx, lock.Exclusive, run)
+	ctx, g, err := e.local.acquire(ctx, lock.Exclusive, run)
 	if err != nil {
 		return nil, nil, err
 	}
 	e.fulfil(g.Claim.Incarnation)
-	return e.local.follow(ctx, lock.Exclusive, g), g, nil
+	return ctx, g, nil
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate leads

@@ -19,7 +19,7 @@ func CurrentGrant(m *Mutex) (*lock.Grant, error) { return m.current() }
 // CondMark returns the operation that wakes the longest waiter of c, and the
 // parent of its receipt.
 func CondMark(ctx context.Context, c *Cond) (dir string, mark []any, err error) {
-	waiting, err := c.waiting(ctx)
+	waiting, err := c.unwoken(ctx)
 	if err != nil {
 		return "", nil, err
 	}

@@ -83,8 +83,7 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	g, err := m.local.acquire(ctx, lock.Exclusive, false)
-	m.local.follow(ctx, lock.Exclusive, g)
+	_, _, err := m.local.acquire(ctx, lock.Exclusive, false)
 	return err
 }
 
@@ -249,11 +248,11 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	g, err := m.local.acquire(ctx, lock.Exclusive, true)
+	ctx, g, err := m.local.acquire(ctx, lock.Exclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.local.do(m.local.follow(ctx, lock.Exclusive, g), m.doKey(), "do", g, f, rest)
+	return m.local.do(ctx, m.doKey(), "do", g, f, rest)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -151,14 +150,14 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 		return g.value(), o.fail("do", err)
 	}
 	defer g.leave()
-	h, first, err := o.enter(ctx, g)
+	ctx, h, first, err := o.enter(ctx, g)
 	if errors.Is(err, errMarked) {
 		return nil, err
 	}
 	if err != nil {
 		return nil, o.fail("do", err)
 	}
-	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && g.lastsFor(h), f)
+	return o.run(ctx, h, first && g.lastsFor(h), f)
 }
 
 // A Once and a Mutex at the same path use the same line. So doKey returns the key of such a Mutex.
@@ -339,9 +338,8 @@ var errMarked = errors.New("the mark has been made")
 // It waits for the mark too if a contender is ahead, because only such a contender creates the
 // mark. The read that sets the watch finds a mark that was created earlier. The result `first` is
 // true if no contender was ever ahead.
-func (o *Once) enter(ctx context.Context, none *sight) (h *lock.Grant, first bool, err error) {
-	start := time.Now()
-	end := o.s.tracers.acquiring(ctx, o.traced)
+func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lock.Grant, first bool, err error) {
+	_, op := o.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "once", Name: "do", Path: o.path})
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	first = true
@@ -365,24 +363,19 @@ func (o *Once) enter(ctx context.Context, none *sight) (h *lock.Grant, first boo
 	switch {
 	case err == nil:
 		// The mark may have been created at the same instant. Step 3 finds it.
-		o.s.m.Waited("do", o.path, start, nil)
 		g := p.Grant("do")
-		end(g.Name(), nil)
-		return g, first, nil
+		return op.got(ctx, g), g, first, nil
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
-		end("", nil) // the mark exists, so the wait has no error
-		return nil, false, errMarked
+		op.endSpan(nil) // the mark exists, so the wait has no error
+		return nil, nil, false, errMarked
 	}
 	b := behind.Now()
-	err = waitEnded(ctx, o.s, err, start, headContender(b, ModeExclusive), b.Place)
-	o.s.m.Waited("do", o.path, start, err)
-	end("", err)
-	return nil, false, err
+	err = waitEnded(ctx, o.s.m, err, op.began, headContender(b, ModeExclusive), b.Place)
+	op.end(err)
+	return nil, nil, false, err
 }
-
-func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
 // The method `run` calls f while h holds, and creates the mark if f returns nil. If the argument
 // `unmarked` is true, the caller is certain that there is no mark. The error is errMarked if there

@@ -22,8 +22,8 @@ type Option func(*config)
 
 type config struct {
 	session.Config
-	err     error // the first error of an option
-	tracers tracers
+	err    error // the first error of an option
+	tracer Tracer
 }
 
 func newConfig(opts []Option) (config, error) {
@@ -180,7 +180,7 @@ func WithObserver(o Observer) Option {
 }
 
 // WithTracer calls t around each operation. The default is none.
-func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
+func WithTracer(t Tracer) Option { return func(c *config) { c.tracer = t } }
 
 // WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a lock,
 // permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the traces
@@ -244,14 +244,6 @@ type made struct {
 	s    *Session
 	path string
 	err  error // the error in the constructor's arguments, or nil
-}
-
-// The method `tracers` returns the tracers of the Session, or nil without a Session.
-func (m *made) tracers() *tracers {
-	if m.s == nil {
-		return nil
-	}
-	return &m.s.tracers
 }
 
 // The method `misuse` returns the reason why a primitive cannot be used, or nil.

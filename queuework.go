@@ -224,10 +224,10 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	case n < 1:
 		return nil, session.Invalid("%d elements: must be at least 1", n)
 	}
-	ctx, end := q.tracers().queueing(ctx, "receive", q.path, n)
+	ctx, end := q.queueing(ctx, "receive", n)
 	start := time.Now()
 	err = q.q.Receive(ctx, n, func(claim queue.Item) { ds = append(ds, q.delivery(claim)) })
-	err = q.s.waited(ctx, start, err)
+	err = waited(ctx, q.s.m, start, err)
 	end(len(ds), err)
 	return ds, err
 }

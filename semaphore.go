@@ -138,14 +138,12 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 // The method `acquired` acquires n permits, and reports them to observers. The context that it
 // returns is for the work with the permits.
 func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *lock.Permits, err error) {
-	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
 		return ctx, nil, err
 	}
-	told := m.s.tracers.acquiring(ctx, m.traced(n))
+	_, o := m.s.begin(ctx, m.op(n))
 	a, err = m.acquire(ctx, n, true)
-	m.s.m.Waited("acquire", m.path, start, err)
-	told("", err)
+	o.end(err)
 	a.Within(m.s.m.FunctionOf(ctx))
 	return m.observe(ctx, a), a, err
 }
@@ -160,8 +158,9 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	a, err := m.acquire(ctx, n, false)
 	if a != nil {
 		a.Within(m.s.m.FunctionOf(ctx))
-		m.s.m.Waited("acquire", m.path, start, nil)
-		m.s.tracers.acquiring(ctx, m.traced(n))("", nil)
+		_, o := m.s.begin(ctx, m.op(n))
+		o.began = start
+		o.end(nil)
 		m.observe(ctx, a)
 	}
 	return a != nil, opError("tryacquire", m.path, err)
@@ -217,11 +216,11 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 		err = w.err // the cause of the end; other contenders are ahead of us at the gate
 		if w.Place > 0 {
 			w.Behind.Mode, w.Behind.Holding = ModePermits, false
-			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
+			return nil, waitEnded(ctx, m.s.m, err, start, w.Behind, w.Place+1)
 		}
 	}
 	b := ahead.Now()
-	return nil, waitEnded(ctx, m.s, err, start, headContender(b, ModePermits), min(b.Place, 1))
+	return nil, waitEnded(ctx, m.s.m, err, start, headContender(b, ModePermits), min(b.Place, 1))
 }
 
 // The method `obtain` does the work of acquire. It does not add the details of a wait to an error.
@@ -890,20 +889,16 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	return append(out, waiting...), nil
 }
 
-// The method `traced` returns a function that describes n permits for a tracer.
-func (m *Semaphore) traced(n int64) func() Op {
-	return func() Op {
-		t := m.s.tracers.traced("semaphore", "acquire", m.path)
-		t.Count = int(n)
-		return t
-	}
+// The method `op` describes a wait for n permits.
+func (m *Semaphore) op(n int64) Op {
+	return Op{Kind: OpAcquire, Primitive: "semaphore", Name: "acquire", Path: m.path, Count: int(n)}
 }
 
 // The method `observe` reports the hold of m to the tracer, once, and returns the context of the
 // hold. All permits of m are one hold, from the first acquisition to the last release: permits
 // have no names, so a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
-	if a == nil || m.s.tracers.tracer == nil {
+	if a == nil || m.s.tracer == nil {
 		return ctx
 	}
 	m.mu.Lock()
@@ -913,15 +908,17 @@ func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Contex
 	if !news {
 		return ctx
 	}
-	ctx, end := m.s.tracers.holding(ctx, m.traced(a.Held())())
+	op := m.op(a.Held())
+	op.Kind = OpHold
+	ctx, hold := m.s.begin(ctx, op)
 	m.s.m.Spawn(func() {
-		// After a loss and a release, either channel may end the wait. In both cases, the function `end`
-		// must report the loss.
+		// After a loss and a release, either channel may end the wait. In both cases, `end` must report
+		// the loss.
 		select {
 		case <-a.Ending().Done():
 		case <-a.Left():
 		}
-		end(a.Loss())
+		hold.end(a.Loss())
 	})
 	return ctx
 }
