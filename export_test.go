@@ -42,9 +42,5 @@ func Fresh(keep time.Duration, came, stored *zk.Stat) bool {
 	return (&Flight[int]{keep: keep}).fresh(came, stored)
 }
 
-// ThroughTheGate has m not try to do without its gate.
-func ThroughTheGate(m *Semaphore) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.need = 1 << 30
-}
+// ThroughTheGate has the next Acquire of m not try to do without the gate.
+func ThroughTheGate(m *Semaphore) { m.calm.Store(false) }

@@ -72,8 +72,7 @@ type Semaphore struct {
 	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
 	functions atomic.Int64  // number of functions of Do that are running
 
-	calm int // number of consecutive requests behind the gate that found their permits free at once; guarded by mu
-	need int // least value of calm for the next attempt without the gate; guarded by mu
+	calm atomic.Bool // the last request behind the gate found its permits free at once, and no attempt without the gate has failed since
 
 	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, and calls no user code
 	followed *lock.Permits          // the permits that were reported to the tracer; guarded by mu
@@ -567,7 +566,7 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 	}
 	q.watch = resized
 	m.known.Store(&q)
-	m.foundFree(err == nil && out <= q.limit-n)
+	m.calm.Store(err == nil && out <= q.limit-n)
 	for err == nil && out > q.limit-n {
 		if !wait {
 			return nil, nil
