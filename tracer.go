@@ -54,8 +54,8 @@ type operation struct {
 }
 
 // The method `begin` reports the start of op to the tracer. The caller calls the method `end` of
-// the operation once. The returned context is that of the tracer, or ctx. An op without a name is a
-// part of another operation, and not reported.
+// the operation once. The returned context is the tracer's, or ctx. An op without a name is a part
+// of another operation, and not reported.
 func (s *Session) begin(ctx context.Context, op Op) (context.Context, operation) {
 	o := operation{s: s, op: op, began: time.Now()}
 	if s != nil && s.tracer != nil && op.Name != "" {
@@ -86,7 +86,7 @@ func (o *operation) endSpan(err error) {
 }
 
 // The method `got` reports that the wait o has ended with the grant g, and that a hold begins. The
-// hold lasts until g ends. The returned context is that of the hold, made from ctx.
+// hold lasts until g ends. The returned context is for the work with the hold.
 func (o *operation) got(ctx context.Context, g *lock.Grant) context.Context {
 	if o.ctx != nil {
 		o.op.Hold = g.Name()
