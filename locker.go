@@ -123,7 +123,7 @@ func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, e
 		case err == errPartLost && ctx.Err() != nil:
 			err = opError("lockall", "", session.CtxErr(ctx))
 		case err == errPartLost:
-			err = nil // begin again: LockAll has not returned, and a wait outlives its session
+			err = nil // LockAll begins again, because a wait outlives its session
 		}
 	}
 	return nil, nil, err
@@ -154,8 +154,9 @@ var errPartLost = errors.New("a lock was lost while another was waited for")
 // have the same order. So two callers never wait for each other, whatever the number of their
 // locks.
 //
-// If a lock is lost meanwhile, lockEach unlocks all and fails with errPartLost. If it continued to
-// wait, goroutines of this process that want the lost lock would also have to wait for the other.
+// If a lock is lost while lockEach waits for another lock, it unlocks all and fails with
+// errPartLost. The reason is that other goroutines of this process may want the lost lock. They
+// must not wait for the other lock, too.
 func lockEach(ctx context.Context, ls []orderedLocker) (unlock func() error, err error) {
 	locked := 0
 	defer func() {
@@ -202,7 +203,7 @@ func unlockAll(ls []orderedLocker) (err error) {
 	for i, l := range ls {
 		defer func() {
 			switch l.Locker.(type) {
-			case *Mutex, *RWMutex, *rlocker: // a type that embeds one of them does not match, because that type may have its own Unlock
+			case *Mutex, *RWMutex, *rlocker: // but not a type with one of them embedded, and perhaps with its own Unlock
 				under.Go(func() { errs[i] = l.Unlock() })
 			default:
 				errs[i] = l.Unlock() // in this goroutine, so that the caller gets a panic of Unlock

@@ -149,6 +149,15 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	return true
 }
 
+// The method `record` writes l, a record of the trace about the znode at `path`.
+func (h *Hold) record(path string, l trace.Record) {
+	m := h.Incarnation.Manager
+	if l.Event == trace.Loss {
+		l = m.TraceLoss(l, h.lost.Cause())
+	}
+	m.Trace.Hold(path, l)
+}
+
 // The method `count` adds h to the gauge of holds, or subtracts h.
 func (h *Hold) count(sign int64) {
 	if h.state == held {
