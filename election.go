@@ -361,7 +361,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		c, e.known = leader(name, n), name
+		c, e.known = contenderOf(name, n, ModeExclusive, true), name
 		return nil
 	})
 	return c, err
@@ -403,7 +403,7 @@ func (e *Election) follow(ctx context.Context, inc *session.Incarnation, out cha
 				if err != nil {
 					return err
 				}
-				sent, err := session.Offer(ctx, inc, w, out, leader(first, session.Node{Data: data, Stat: stat}))
+				sent, err := session.Offer(ctx, inc, w, out, contenderOf(first, session.Node{Data: data, Stat: stat}, ModeExclusive, true))
 				if sent {
 					*told = first
 				}

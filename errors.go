@@ -104,12 +104,7 @@ func headContender(h lock.Behind, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
 	}
-	c := Contender{Node: h.Name, Mode: mode, Holding: true}
-	if h.Node.Stat != nil {
-		c.Owner, c.Session = string(h.Node.Data), h.Node.Stat.EphemeralOwner
-		c.Since, c.HeldSince = time.UnixMilli(h.Node.Stat.Ctime), lock.HeldSince(true, h.Node)
-	}
-	return c
+	return contenderOf(h.Name, h.Node, mode, true)
 }
 
 // ownContender describes the claim c of a holder in this process.

@@ -119,15 +119,6 @@ func (s State) String() string {
 	return nameOf(s, "State", "connecting", "connected", "suspended", "expired", "closed")
 }
 
-// nameOf returns the name of the constant v. If v has no name, nameOf returns its kind and
-// number.
-func nameOf[E ~int](v E, kind string, names ...string) string {
-	if v >= 0 && int(v) < len(names) {
-		return names[v]
-	}
-	return fmt.Sprintf("%s(%d)", kind, int(v))
-}
-
 // States returns a channel of every change of state from now on, in order. It is closed when ctx
 // ends, or after StateClosed. If over 64 states are unread, a goroutine stays until they are read
 // or ctx ends.
