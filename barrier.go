@@ -3,7 +3,6 @@ package zsync
 import (
 	"cmp"
 	"context"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -115,15 +114,10 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	m := b.s.m
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
-	ctx, end := b.tracers().waiting(ctx, "barrier", b.path)
-	start := time.Now()
 	var closed *zk.Stat // Stat of the znode that we wait for; nil before the first read
-	err := m.During(ctx, func(inc *session.Incarnation) error {
-		return b.await(ctx, inc, &closed)
+	return b.waiting(ctx, "barrier", func(ctx context.Context) error {
+		return m.During(ctx, func(inc *session.Incarnation) error { return b.await(ctx, inc, &closed) })
 	})
-	err = b.s.waited(ctx, start, err)
-	end(err)
-	return opError("wait", b.path, err)
 }
 
 // The method `await` does the work of Wait within one session.

@@ -122,7 +122,7 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	if err != nil {
 		return err
 	}
-	ctx, end := q.tracers().queueing(ctx, "send", q.path, len(vs))
+	ctx, end := q.queueing(ctx, "send", len(vs))
 	err = q.s.m.Explained(ctx, q.q.Send(ctx, b))
 	end(len(vs), err)
 	return err
@@ -373,7 +373,7 @@ func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) 
 	if d.claim == nil {
 		return opError(op, "", session.Invalid("the Delivery did not come from a Queue"))
 	}
-	ctx, end := d.q.tracers().queueing(ctx, op, d.q.path, 1)
+	ctx, end := d.q.queueing(ctx, op, 1)
 	err := d.claim.Settle(ctx, s)
 	end(1, err)
 	return opError(op, d.q.path, err)
@@ -381,7 +381,7 @@ func (d Delivery[T]) settle(ctx context.Context, op string, s queue.Settlement) 
 
 // The method `received` reports to the tracer that a consumer with ctx got an element.
 func (q *Queue[T]) received(ctx context.Context) {
-	_, end := q.tracers().queueing(ctx, "receive", q.path, 1)
+	_, end := q.queueing(ctx, "receive", 1)
 	end(1, nil)
 }
 

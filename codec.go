@@ -28,28 +28,20 @@ type CodecOption struct{ codec Codec }
 func WithCodec(c Codec) CodecOption { return CodecOption{c} }
 
 // A ValueOption changes a Value, Map, Int64, Flight, OnceValue or OnceValues.
-type ValueOption interface{ applyValue(*valueConfig) }
+type ValueOption interface{ applyValue(*setup) }
 
-type valueConfig struct {
-	codec Codec
-	err   error
-}
-
-func newValueConfig(opts []ValueOption) valueConfig {
-	c := valueConfig{codec: JSON}
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("value option %d is nil", i)
-			continue
-		}
-		o.applyValue(&c)
-	}
+func valueSetup(opts []ValueOption) setup {
+	c := setup{codec: JSON}
+	session.ApplyEach("value", opts, &c.err, func(o ValueOption) { o.applyValue(&c) })
 	return c
 }
 
-func (o CodecOption) applyValue(c *valueConfig) {
-	if c.codec = o.codec; o.codec == nil {
-		c.err = session.Invalid("WithCodec(nil): the codec is nil")
+func (o CodecOption) applyValue(c *setup) { o.apply(&c.codec, &c.err) }
+func (o CodecOption) applyGroup(c *setup) { o.apply(&c.codec, &c.err) }
+
+func (o CodecOption) apply(c *Codec, err *error) {
+	if *c = o.codec; o.codec == nil {
+		*err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
 }
 

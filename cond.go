@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -89,11 +88,7 @@ func (c *Cond) check() error {
 // held, the error is [ErrNotLocked]. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the
 // context of Do: Wait releases that hold and takes it again. A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
-	traced, end := c.tracers().waiting(ctx, "cond", c.path)
-	start := time.Now()
-	err := c.s.waited(ctx, start, c.wait(traced))
-	end(err)
-	return opError("wait", c.path, err)
+	return c.waiting(ctx, "cond", c.wait)
 }
 
 func (c *Cond) wait(ctx context.Context) error {
@@ -224,7 +219,7 @@ func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <
 			leave()
 			return session.ErrEnded
 		}
-		if names, err = c.list(ctx, p.Incarnation.Children); err != nil { // Step 6.
+		if names, err = p.Incarnation.Names(ctx, c.line.Dir); err != nil { // Step 6.
 			return err
 		}
 	}
@@ -255,15 +250,6 @@ func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []
 		return nil, nil, err
 	}
 	return w.Fired, leave, nil
-}
-
-// The method `list` lists the waiters and their signals.
-func (c *Cond) list(ctx context.Context, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]string, error) {
-	names, _, err := list(ctx, c.line.Dir)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	return names, err
 }
 
 // The method `take` deletes p's znode and its signal, because the signal has reached the caller
@@ -330,7 +316,7 @@ func (c *Cond) bequeath(p *lock.Claim) {
 		if err != nil || stat == nil {
 			return err
 		}
-		names, err := c.list(ctx, inc.Children)
+		names, err := inc.Names(ctx, c.line.Dir)
 		if err == nil {
 			_, err = c.mend(ctx, inc, names)
 		}
@@ -401,7 +387,7 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 		if stays[lost[0]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
 			return nil, err
 		}
-		if names, err = c.list(ctx, inc.Children); err != nil {
+		if names, err = inc.Names(ctx, c.line.Dir); err != nil {
 			return nil, err
 		}
 	}
@@ -486,7 +472,7 @@ func (c *Cond) signal(ctx context.Context) error {
 		return err
 	}
 	for { // Step 3.
-		waiting, err := c.waiting(ctx)
+		waiting, err := c.unwoken(ctx)
 		if err != nil || len(waiting) == 0 {
 			return err
 		}
@@ -498,7 +484,7 @@ func (c *Cond) signal(ctx context.Context) error {
 	}
 }
 
-// The method `waiting` passes on the signals of deleted waiters. Then it returns the waiters that
+// The method `unwoken` passes on the signals of deleted waiters. Then it returns the waiters that
 // can get a signal, in their order.
 //
 // The result must contain each waiter that unlocked L before the call of Signal. So the method
@@ -506,10 +492,10 @@ func (c *Cond) signal(ctx context.Context) error {
 // replace the sync. The caller may have got L directly from a goroutine of this process that waits
 // through another Session. Then the server of this Session may not have the znode of that waiter
 // yet.
-func (c *Cond) waiting(ctx context.Context) ([]lock.Child, error) {
+func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		names, err := c.list(ctx, inc.ChildrenFresh)
+		names, err := inc.NamesFresh(ctx, c.line.Dir)
 		if err == nil {
 			names, err = c.mend(ctx, inc, names)
 		}
@@ -531,7 +517,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	todo, err := c.waiting(ctx)
+	todo, err := c.unwoken(ctx)
 	for err == nil && len(todo) > 0 {
 		var ops []any
 		n := 0
@@ -549,7 +535,7 @@ func (c *Cond) broadcast(ctx context.Context) error {
 		}
 		// Another client has given a signal to a waiter, a waiter has left, or the transaction was
 		// applied and its reply was lost. Try again, without the waiters that came later.
-		now, e := c.waiting(ctx)
+		now, e := c.unwoken(ctx)
 		err = e
 		todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(now, w) })
 	}
@@ -561,7 +547,7 @@ func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if c.misuse() != nil {
 		return nil, opError("contenders", c.path, c.misuse())
 	}
-	waiting, err := c.waiting(ctx)
+	waiting, err := c.unwoken(ctx)
 	if err != nil {
 		return nil, opError("contenders", c.path, err)
 	}

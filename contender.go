@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -27,11 +28,9 @@ func describe(ctx context.Context, inc *session.Incarnation, dir string, names [
 			continue
 		}
 		mode, holding := judge(i)
-		out = append(out, Contender{
-			Owner: string(n.Data), Node: names[i], Session: n.Stat.EphemeralOwner,
-			Mode: mode, Holding: holding, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: lock.HeldSince(holding, n),
-			Retained: holding && lock.MayBeKept(names[i]),
-		})
+		c := contenderOf(names[i], n, mode, holding)
+		c.Retained = holding && lock.MayBeKept(c.Node)
+		out = append(out, c)
 	}
 	return out, nil
 }
@@ -80,17 +79,16 @@ const (
 
 // String returns "exclusive", "shared", "permits" or "party".
 func (m Mode) String() string {
-	switch m {
-	case ModeExclusive:
-		return "exclusive"
-	case ModeShared:
-		return "shared"
-	case ModePermits:
-		return "permits"
-	case ModeParty:
-		return "party"
+	return nameOf(m, "Mode", "exclusive", "shared", "permits", "party")
+}
+
+// nameOf returns the name of the constant v. If v has no name, nameOf returns its kind and
+// number.
+func nameOf[E ~int](v E, kind string, names ...string) string {
+	if v >= 0 && int(v) < len(names) {
+		return names[v]
 	}
-	return "unknown"
+	return fmt.Sprintf("%s(%d)", kind, int(v))
 }
 
 // The function `contenders` describes all contenders in the line. The function judge returns the
@@ -98,11 +96,7 @@ func (m Mode) String() string {
 func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) ([]Contender, error) {
 	var out []Contender
 	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		names, _, err := inc.Children(ctx, l.Dir)
-		if session.IsNoNode(err) {
-			out = nil
-			return nil
-		}
+		names, err := inc.Names(ctx, l.Dir)
 		if err != nil {
 			return err
 		}
@@ -120,10 +114,12 @@ func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, 
 	return out, err
 }
 
-// The function `leader` describes the first contender in the line of an election.
-func leader(name string, n session.Node) Contender {
-	return Contender{
-		Owner: string(n.Data), Node: name, Session: n.Stat.EphemeralOwner,
-		Mode: ModeExclusive, Holding: true, Since: time.UnixMilli(n.Stat.Ctime), HeldSince: lock.HeldSince(true, n),
+// contenderOf describes the contender with this name. n is its znode, as far as it was read.
+func contenderOf(name string, n session.Node, mode Mode, holding bool) Contender {
+	c := Contender{Node: name, Mode: mode, Holding: holding}
+	if n.Stat != nil {
+		c.Owner, c.Session = string(n.Data), n.Stat.EphemeralOwner
+		c.Since, c.HeldSince = time.UnixMilli(n.Stat.Ctime), lock.HeldSince(holding, n)
 	}
+	return c
 }

@@ -18,7 +18,7 @@ import (
 // WithID sets the id of a candidate, such as an address: the data of its znode, and the Owner of
 // its Contender. The default is the text of [WithOwner].
 func WithID(id string) ElectionOption {
-	return electionOption(func(c *electionConfig) { c.id = &id })
+	return electionOption(func(c *setup) { c.id = &id })
 }
 
 // WithPriority sets the candidate's priority. Of the waiting candidates with the highest priority,
@@ -26,7 +26,7 @@ func WithID(id string) ElectionOption {
 // to the back of the line (5 requests) if a higher priority waits. A candidate without the option,
 // such as Curator's, counts as 0 and never gives way. Set the option for all.
 func WithPriority(p int) ElectionOption {
-	return electionOption(func(c *electionConfig) { c.prior = &p })
+	return electionOption(func(c *setup) { c.prior = &p })
 }
 
 // An Election chooses one leader among the processes that name the same path:
@@ -77,7 +77,9 @@ type term struct {
 
 // NewElection returns the Election at path.
 func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
-	c := newElectionConfig(opts)
+	var c setup
+	session.ApplyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
+	c.allow("an Election", LayoutCurator, LayoutKazoo, LayoutSelector)
 	e := &Election{made: made{s: s, path: path}}
 	if e.err = checkNew(s, path, c.err); e.err != nil {
 		return e
@@ -88,7 +90,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	}
 	ln := lock.New(s.m, path, c.layout.naming(), electionBases[c.layout])
 	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
-	ln.Strict, ln.Limits, ln.Kind = true, c.limits.ofLine(), trace.Election
+	ln.Strict, ln.Limits, ln.Kind = true, c.limits, trace.Election
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
 		defers, wishes = lock.Defers(me, names, ln.Bases, c.prior)
@@ -101,7 +103,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.prior != nil {
 		base = lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
 	}
-	e.local.init(s, "election", path, ln, lockConfig{handoffs: 1}, &[lock.Shared + 1]lock.Entry{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
+	e.local.init(s, "election", path, ln, setup{handoffs: 1}, &[lock.Shared + 1]lock.Entry{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
 	e.local.Elects, e.local.Data = true, e.id
 	return e
 }
@@ -128,12 +130,12 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 	case e.doKey().in(ctx) != nil:
 		return nil, nil, ErrDeadlock
 	}
-	g, err := e.local.acquire(ctx, lock.Exclusive, run)
+	ctx, g, err := e.local.acquire(ctx, lock.Exclusive, run)
 	if err != nil {
 		return nil, nil, err
 	}
 	e.fulfil(g.Claim.Incarnation)
-	return e.local.follow(ctx, lock.Exclusive, g), g, nil
+	return ctx, g, nil
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate leads
@@ -359,7 +361,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		c, e.known = leader(name, n), name
+		c, e.known = contenderOf(name, n, ModeExclusive, true), name
 		return nil
 	})
 	return c, err
@@ -368,47 +370,45 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 // Observe returns a channel. It receives the result of [Election.Leader] now and after each change.
 // While no candidate leads, it sends nothing.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
-	out := make(chan Contender)
-	if e.misuse() != nil {
-		close(out)
-		return out
-	}
-	e.s.m.Spawn(func() {
-		defer close(out)
-		o := spectator{line: &e.local.Line, out: out}
-		err := e.s.m.During(ctx, func(inc *session.Incarnation) error { return o.observe(ctx, inc) })
-		if ctx.Err() == nil && e.s.m.Failure() == nil {
-			e.s.m.Log.Error("zsync: cannot observe", "path", e.path, "err", err)
-		}
+	return watching(ctx, &e.made, func(out chan<- Contender) error {
+		told := "" // the name of the last contender sent
+		return e.s.m.During(ctx, func(inc *session.Incarnation) error { return e.follow(ctx, inc, out, &told) })
 	})
-	return out
 }
 
-// The type `spectator` follows the line, and sends the first contender each time it changes.
-type spectator struct {
-	line *lock.Line
-	out  chan<- Contender
-	told string // the name of the last contender sent
-}
-
-// The method `observe` follows the line within one session:
+// The method `follow` sends the first contender each time it changes, within one session. *told is
+// the name of the last contender sent.
 //  1. List the children.
 //  2. If there are no children, wait for the first one, and continue with step 1.
-//  3. If there are children, read the first one, with a watch on its deletion.
-//  4. If it exists and was not the last one sent, send it.
+//  3. If there are children, watch the deletion of the first one.
+//  4. If it exists and was not the last one sent, read it and send it.
 //  5. When it is deleted, continue with step 1.
-func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error {
-	list := inc.ChildrenFresh
+func (e *Election) follow(ctx context.Context, inc *session.Incarnation, out chan<- Contender, told *string) error {
+	line, list := &e.local.Line, inc.NamesFresh
 	for {
-		first, err := o.line.First(ctx, inc, list) // Step 1.
-		list = inc.Children
+		first, err := line.First(ctx, inc, list) // Step 1.
+		list = inc.Names
+		path := session.ChildPath(line.Dir, first)
 		switch {
 		case err != nil:
 			return err
 		case first == "":
-			err = o.awaitAnyone(ctx, inc) // Step 2.
-		default:
-			err = o.follow(ctx, inc, first) // Steps 3 to 5.
+			err = awaitAnyone(ctx, inc, line) // Step 2.
+		default: // Steps 3 to 5.
+			err = inc.WhileThere(ctx, path, func(_ *zk.Stat, w *conn.Watch) error {
+				if first == *told {
+					return nil
+				}
+				data, stat, err := inc.Get(ctx, path)
+				if err != nil {
+					return err
+				}
+				sent, err := session.Offer(ctx, inc, w, out, contenderOf(first, session.Node{Data: data, Stat: stat}, ModeExclusive, true))
+				if sent {
+					*told = first
+				}
+				return err
+			})
 		}
 		if err != nil {
 			return err
@@ -417,43 +417,16 @@ func (o *spectator) observe(ctx context.Context, inc *session.Incarnation) error
 }
 
 // awaitAnyone waits until the line may have a contender.
-func (o *spectator) awaitAnyone(ctx context.Context, inc *session.Incarnation) error {
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.line.Dir})
+func awaitAnyone(ctx context.Context, inc *session.Incarnation, line *lock.Line) error {
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: line.Dir})
 	defer inc.Watches.Leave(w)
-	switch names, _, err := inc.Children(ctx, o.line.Dir); {
+	switch names, _, err := inc.Children(ctx, line.Dir); {
 	case session.IsNoNode(err):
-		return inc.AwaitMade(ctx, o.line.Dir) // a missing znode has no list of children to watch
+		return inc.AwaitMade(ctx, line.Dir) // a missing znode has no list of children to watch
 	case err != nil:
 		return err
-	case len(lock.ParseChildren(names, o.line.Bases...)) > 0:
+	case len(lock.ParseChildren(names, line.Bases...)) > 0:
 		return nil
 	}
 	return inc.AwaitFired(ctx, w)
-}
-
-// The method `follow` sends the first contender, and waits until its znode is deleted.
-func (o *spectator) follow(ctx context.Context, inc *session.Incarnation, first string) error {
-	return inc.WhileThere(ctx, session.ChildPath(o.line.Dir, first), func(w *conn.Watch) error { return o.tell(ctx, inc, first, w) })
-}
-
-// The method `tell` sends the first contender to the reader, and returns when w has fired.
-func (o *spectator) tell(ctx context.Context, inc *session.Incarnation, first string, w *conn.Watch) error {
-	if first == o.told {
-		return inc.AwaitFired(ctx, w)
-	}
-	data, stat, err := inc.Get(ctx, session.ChildPath(o.line.Dir, first))
-	if err != nil {
-		return err
-	}
-	select {
-	case o.out <- leader(first, session.Node{Data: data, Stat: stat}):
-		o.told = first
-		return inc.AwaitFired(ctx, w)
-	case <-w.Fired:
-		return nil // the znode was deleted before the reader took the contender
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return session.ErrEnded
-	}
 }

@@ -74,24 +74,24 @@ func (e *WaitError) Unwrap() error { return e.err }
 
 // waitEnded returns a WaitError for a wait since start, if ctx or the Session ended the wait.
 // It returns any other err unchanged.
-func waitEnded(ctx context.Context, s *Session, err error, start time.Time, behind Contender, place int) error {
-	if err == nil || ctx.Err() == nil && s.m.Failure() == nil {
+func waitEnded(ctx context.Context, m *session.Manager, err error, start time.Time, behind Contender, place int) error {
+	if err == nil || ctx.Err() == nil && m.Failure() == nil {
 		return err
 	}
 	if _, said := err.(*WaitError); said { // err itself, because a WaitError inside err may be the cause of ctx
 		return err
 	}
-	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: s.m.Explained(ctx, err)}
+	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: m.Explained(ctx, err)}
 }
 
-// The method `waited` returns err. If ctx has ended a wait that began at start, the method adds to
+// The function `waited` returns err. If ctx has ended a wait that began at start, it adds to
 // err the length of the wait, and whether a server answered.
-func (s *Session) waited(ctx context.Context, start time.Time, err error) error {
+func waited(ctx context.Context, m *session.Manager, start time.Time, err error) error {
 	lasted := time.Since(start).Round(time.Millisecond)
 	if err == nil || lasted == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx)) {
 		return err
 	}
-	err = s.m.Explained(ctx, err)
+	err = m.Explained(ctx, err)
 	if context.Cause(ctx) != ctx.Err() {
 		return err // the text of the cause is enough
 	}
@@ -104,12 +104,7 @@ func headContender(h lock.Behind, mode Mode) Contender {
 	if h.Name == "" {
 		return Contender{}
 	}
-	c := Contender{Node: h.Name, Mode: mode, Holding: true}
-	if h.Node.Stat != nil {
-		c.Owner, c.Session = string(h.Node.Data), h.Node.Stat.EphemeralOwner
-		c.Since, c.HeldSince = time.UnixMilli(h.Node.Stat.Ctime), lock.HeldSince(true, h.Node)
-	}
-	return c
+	return contenderOf(h.Name, h.Node, mode, true)
 }
 
 // ownContender describes the claim c of a holder in this process.
@@ -259,12 +254,7 @@ func lossWord(err error) (string, time.Time) {
 	return LossReason(0).word(), time.Time{}
 }
 
-// lostError returns the error of a loss of the session.
-func lostError(why session.LossCause, session int64, since time.Time) error {
-	return &LostError{Reason: LossReason(why), Session: session, Since: since}
-}
-
-// The function `givenUp` returns the error of a hold that this process itself ends.
-func givenUp(session int64, why error, now time.Time) error {
-	return &LostError{Reason: LossGivenUp, Session: session, Since: now, Err: why}
+// lostError returns the error of a loss.
+func lostError(why session.LossCause, session int64, since time.Time, cause error) error {
+	return &LostError{Reason: LossReason(why), Session: session, Since: since, Err: cause}
 }

@@ -19,7 +19,7 @@ func CurrentGrant(m *Mutex) (*lock.Grant, error) { return m.current() }
 // CondMark returns the operation that wakes the longest waiter of c, and the
 // parent of its receipt.
 func CondMark(ctx context.Context, c *Cond) (dir string, mark []any, err error) {
-	waiting, err := c.waiting(ctx)
+	waiting, err := c.unwoken(ctx)
 	if err != nil {
 		return "", nil, err
 	}
@@ -42,9 +42,5 @@ func Fresh(keep time.Duration, came, stored *zk.Stat) bool {
 	return (&Flight[int]{keep: keep}).fresh(came, stored)
 }
 
-// ThroughTheGate has m not try to do without its gate.
-func ThroughTheGate(m *Semaphore) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.need = 1 << 30
-}
+// ThroughTheGate has the next Acquire of m not try to do without the gate.
+func ThroughTheGate(m *Semaphore) { m.calm.Store(false) }

@@ -50,7 +50,7 @@ type Flight[T any] struct {
 // NewFlight returns the Flight at path. A result is shared for the duration `keep` after it was
 // stored. If `keep` is 0, only waiting callers share it.
 func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...ValueOption) *Flight[T] {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	if c.err == nil && keep < 0 {
 		c.err = session.Invalid("NewFlight: keep is %v; it must not be negative", keep)
 	}

@@ -53,32 +53,12 @@ type Member[T any] struct {
 	Since   time.Time // when that session joined, by the servers' clock
 }
 
-// A GroupOption changes a Group: [WithCodec] or [WithLayout].
-type GroupOption interface{ applyGroup(*groupConfig) }
-
-type groupConfig struct {
-	codec Codec
-	kazoo bool
-	err   error
-}
-
-func (o CodecOption) applyGroup(c *groupConfig) {
-	if c.codec = o.codec; o.codec == nil {
-		c.err = session.Invalid("WithCodec(nil): the codec is nil")
-	}
-}
-
 // NewGroup returns the Group at path.
 func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
-	c := groupConfig{codec: JSON}
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("group option %d is nil", i)
-			continue
-		}
-		o.applyGroup(&c)
-	}
-	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.kazoo}
+	c := setup{codec: JSON}
+	session.ApplyEach("group", opts, &c.err, func(o GroupOption) { o.applyGroup(&c) })
+	c.allow("a Group", LayoutCurator, LayoutKazoo)
+	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.layout == LayoutKazoo}
 }
 
 // Path returns the path that g was made with.
@@ -383,10 +363,7 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 	var found map[string]session.Node
 	err := g.s.m.During(ctx, func(inc *session.Incarnation) error {
 		found = make(map[string]session.Node)
-		names, _, err := inc.ChildrenFresh(ctx, g.dir())
-		if session.IsNoNode(err) {
-			return nil
-		}
+		names, err := inc.NamesFresh(ctx, g.dir())
 		if err != nil {
 			return err
 		}
@@ -452,34 +429,49 @@ func unescaped(name string) string {
 // change. No list is older than the last. A list shows one moment, unless members change faster
 // than the servers answer.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
-	out := make(chan []Member[T])
-	if g.misuse() != nil {
-		close(out)
-		return out
-	}
-	g.s.m.Spawn(func() {
-		defer close(out)
-		err := g.s.m.FollowDir(ctx, g.dir(), false, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+	return watching(ctx, &g.made, func(out chan<- []Member[T]) error {
+		return g.s.m.FollowDir(ctx, g.dir(), false, offering(ctx, g.s.m, out, func(nodes map[string]session.Node) []Member[T] {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
 				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
 			}
-			select {
-			case out <- members:
-				return true, nil
-			case <-changed:
-				return false, nil // the reader gets the newer state
-			case <-lost:
-				return false, nil // the reader gets the state in the next session
-			case <-ctx.Done():
-				return false, session.CtxErr(ctx)
-			case <-g.s.m.Closing:
-				return false, g.s.m.Failure()
-			}
-		})
-		if ctx.Err() == nil && g.s.m.Failure() == nil {
-			g.s.m.Log.Error("zsync: cannot watch", "path", g.path, "err", err)
+			return members
+		}))
+	})
+}
+
+// The function `watching` returns the channel of a method Watch or Observe of m. The function f
+// sends on the channel, until ctx ends or the Session is closed.
+func watching[T any](ctx context.Context, m *made, f func(out chan<- T) error) <-chan T {
+	out := make(chan T)
+	if m.misuse() != nil {
+		close(out)
+		return out
+	}
+	m.s.m.Spawn(func() {
+		defer close(out)
+		if err := f(out); ctx.Err() == nil && m.s.m.Failure() == nil {
+			m.s.m.Log.Error("zsync: cannot watch", "path", m.path, "err", err)
 		}
 	})
 	return out
+}
+
+// The function `offering` returns a callback for FollowDir, which sends each snapshot on the
+// channel `out`, in the form that `of` returns.
+func offering[T any](ctx context.Context, m *session.Manager, out chan<- T, of func(map[string]session.Node) T) func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+	return func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+		select {
+		case out <- of(nodes):
+			return true, nil
+		case <-changed:
+			return false, nil // the reader gets the newer state
+		case <-lost:
+			return false, nil // or the reader gets this state after FollowDir has confirmed it
+		case <-ctx.Done():
+			return false, session.CtxErr(ctx)
+		case <-m.Closing:
+			return false, m.Failure()
+		}
+	}
 }

@@ -11,39 +11,37 @@ import (
 )
 
 // A localLock is a lock that the goroutines of this process share. It reports its operations to the
-// tracers of its Session. If a lock is part of another primitive, its entries name no operation,
-// and the tracers do not see it.
+// tracer and the observer of its Session. If a lock is part of another primitive, its entries name
+// no operation, and nothing is reported.
 type localLock struct {
 	lock.Lock
 	s    *Session
 	kind string // "mutex", "rwmutex" or "election", for the tracer
 }
 
-func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c lockConfig, entries *[lock.Shared + 1]lock.Entry) {
+func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c setup, entries *[lock.Shared + 1]lock.Entry) {
 	q.s, q.kind = s, kind
 	q.Manager, q.Path, q.Line, q.Entries, q.Data = s.m, path, ln, entries, s.m.Owner
 	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
 }
 
-// The method `acquire` waits for a grant. The argument `pin` is true if the caller is a Do.
-func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
-	end := func(string, error) {}
-	if q.told(mode) {
-		end = q.s.tracers.acquiring(ctx, q.traced(mode))
-	}
-	start := time.Now()
+// The method `acquire` waits for a grant, and reports the wait and the hold. The argument `pin` is
+// true if the caller is a Do. The returned context is for the work with the hold.
+func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (context.Context, *lock.Grant, error) {
+	_, o := q.s.begin(ctx, q.op(mode))
 	g, behind, err := q.Acquire(ctx, mode, pin)
 	if err != nil {
-		err = waitEnded(ctx, q.s, err, start, q.contender(behind), behind.Place)
-	}
-	q.Waited(mode, start, err)
-	if err != nil {
-		end("", err)
-		return nil, err
+		err = waitEnded(ctx, q.s.m, err, o.began, q.contender(behind), behind.Place)
+		o.end(err)
+		return ctx, nil, err
 	}
 	g.Within(q.s.m.FunctionOf(ctx))
-	end(g.Name(), nil)
-	return g, nil
+	return o.got(ctx, g), g, nil
+}
+
+// The method `op` describes a wait for q.
+func (q *localLock) op(mode lock.HoldMode) Op {
+	return Op{Kind: OpAcquire, Primitive: q.kind, Name: q.Entry(mode).Op, Path: q.Path}
 }
 
 // The method `contender` describes the contender for which a waiter waits.
@@ -58,35 +56,17 @@ func (q *localLock) contender(b lock.Behind) Contender {
 }
 
 // The method `try` makes one attempt at a grant. It returns a nil grant if another contender is
-// ahead.
+// ahead. Such an attempt is not reported.
 func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, error) {
+	start := time.Now()
 	g, err := q.Try(ctx, mode)
-	g.Within(q.s.m.FunctionOf(ctx))
-	if g != nil && q.told(mode) {
-		q.s.tracers.got(ctx, q.traced(mode), g)
+	if g != nil {
+		g.Within(q.s.m.FunctionOf(ctx))
+		_, o := q.s.begin(ctx, q.op(mode))
+		o.began = start
+		o.got(ctx, g)
 	}
 	return g, err
-}
-
-// The method `told` reports whether a tracer sees operations in mode.
-func (q *localLock) told(mode lock.HoldMode) bool {
-	return q.Entry(mode).Op != "" && q.s.tracers.tracer != nil
-}
-
-// The method `traced` returns a function that describes q for a tracer.
-func (q *localLock) traced(mode lock.HoldMode) func() Op {
-	return func() Op {
-		return q.s.tracers.traced(q.kind, q.Entry(mode).Op, q.Path)
-	}
-}
-
-// The method `follow` reports the hold of g to the tracer. It returns the context that the tracer
-// makes from ctx.
-func (q *localLock) follow(ctx context.Context, mode lock.HoldMode, g *lock.Grant) context.Context {
-	if !q.told(mode) {
-		return ctx
-	}
-	return q.s.tracers.follow(ctx, q.traced(mode), g)
 }
 
 func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
@@ -105,7 +85,6 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 			return from.BeginRelease(g).Finish, func(ctx context.Context) error {
 				g, err := q.reacquire(ctx, mode, true)
 				if err == nil {
-					q.follow(ctx, mode, g)
 					d.set(q, g)
 				}
 				return err
@@ -113,8 +92,7 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 		}
 	}
 	return q.BeginUnlock(mode).Finish, func(ctx context.Context) error {
-		g, err := q.reacquire(ctx, mode, false)
-		q.follow(ctx, mode, g)
+		_, err := q.reacquire(ctx, mode, false)
 		return err
 	}
 }
@@ -123,7 +101,8 @@ func (q *localLock) reacquire(ctx context.Context, mode lock.HoldMode, pin bool)
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
 	}
-	return q.acquire(ctx, mode, pin)
+	_, g, err := q.acquire(ctx, mode, pin)
+	return g, err
 }
 
 // A doKey is the key under which a context has its doCall. Locks of one path that do not

@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"errors"
 	"reflect"
 	"slices"
 	"sync"
@@ -69,12 +70,10 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	var watching sync.WaitGroup
 	var leave []func()
 	for _, l := range sorted {
-		switch l := l.Locker.(type) {
-		case stander:
-			q, modes := l.stand()
-			leave = append(leave, q.Standing(modes...).AfterFunc(end))
-		case interface{ Lost() <-chan struct{} }:
-			lost := l.Lost()
+		if l.stands != nil {
+			leave = append(leave, l.stands.AfterFunc(end))
+		} else if h, ok := l.Locker.(interface{ Lost() <-chan struct{} }); ok {
+			lost := h.Lost()
 			watching.Go(func() {
 				select {
 				case <-lost:
@@ -116,48 +115,102 @@ func (r *rlocker) stand() (*lock.Lock, []lock.HoldMode) {
 // lockAll does the work of LockAll. It also returns ls in the order in which they are locked.
 func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, error) {
 	sorted, err := inOrder(ls)
-	if err != nil {
-		return nil, nil, err
-	}
-	parts := make([]lock.Part, len(sorted))
-	for i, l := range sorted {
-		parts[i].Lock, parts[i].Unlock = l.Lock, l.Unlock
-		if l, ok := l.Locker.(stander); ok {
-			parts[i].Standing = func() *session.Ending { q, modes := l.stand(); return q.Standing(modes...) }
-		}
-		switch l.Locker.(type) {
-		case *Mutex, *RWMutex, *rlocker: // a type that embeds one of them does not match, because that type may have its own Unlock
-			parts[i].Ours = true
-		}
-	}
-	lost := func(l orderedLocker) bool {
-		h, ok := l.Locker.(interface{ Lost() <-chan struct{} })
-		return ok && session.IsClosed(h.Lost())
-	}
-	for {
-		unlock, err := lock.LockAll(ctx, parts)
-		switch {
-		case err == lock.ErrPartLost:
-			continue
-		case err != nil:
-			return nil, nil, err
-		case !slices.ContainsFunc(sorted, lost):
+	for err == nil {
+		var unlock func() error
+		switch unlock, err = lockEach(ctx, sorted); {
+		case err == nil:
 			return sorted, unlock, nil
-		}
-		// A lock was lost while LockAll waited for the last lock. LockAll has not returned yet, so it
-		// locks all locks again: a wait outlives its session.
-		if !lock.UnlockSoon(ctx, unlock) {
-			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
+		case err == errPartLost && ctx.Err() != nil:
+			err = opError("lockall", "", session.CtxErr(ctx))
+		case err == errPartLost:
+			err = nil // LockAll begins again, because a wait outlives its session
 		}
 	}
+	return nil, nil, err
 }
 
 // An orderedLocker is an argument of LockAll with the paths that determine its position in the
 // order.
 type orderedLocker struct {
 	Locker
-	path string // the path for error messages
-	full string // the full path on the servers, if it is known
+	path   string          // the path for error messages
+	full   string          // the full path on the servers, if it is known
+	stands *session.Ending // ends if the hold is lost; nil unless a Locker of this package is locked
+}
+
+// The method `lost` reports whether the hold is lost.
+func (l *orderedLocker) lost() bool {
+	h, ok := l.Locker.(interface{ Lost() <-chan struct{} })
+	return ok && session.IsClosed(h.Lost())
+}
+
+// errPartLost means that a lock was lost while LockAll waited for another lock.
+var errPartLost = errors.New("a lock was lost while another was waited for")
+
+// lockEach locks either all of ls or none of them, one after the other, in their order. It returns
+// a function that unlocks all.
+//
+// While a caller waits for a lock, it holds only locks that come earlier in the order. All callers
+// have the same order. So two callers never wait for each other, whatever the number of their
+// locks.
+//
+// If a lock is lost while lockEach waits for another lock, it unlocks all and fails with
+// errPartLost. The reason is that other goroutines of this process may want the lost lock. They
+// must not wait for the other lock, too.
+func lockEach(ctx context.Context, ls []orderedLocker) (unlock func() error, err error) {
+	locked := 0
+	defer func() {
+		if unlock == nil { // a Lock has failed or panicked; after the end of ctx, unlock in the background if need be
+			done := make(chan error, 1)
+			go func() { done <- unlockAll(ls[:locked]) }()
+			session.AwaitGrace(done, ctx.Done())
+		}
+	}()
+	waiting, end, rest := endingContext(ctx)
+	defer rest()
+	defer end(nil)
+	for i := range ls {
+		l := &ls[i]
+		switch err := l.Lock(waiting); {
+		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
+			return nil, errPartLost
+		case err != nil:
+			return nil, err
+		}
+		locked++
+		if o, ok := l.Locker.(stander); ok {
+			q, modes := o.stand()
+			l.stands = q.Standing(modes...)
+			defer l.stands.AfterFunc(end)()
+		}
+	}
+	if slices.ContainsFunc(ls, func(l orderedLocker) bool { return l.lost() }) {
+		return nil, errPartLost
+	}
+	return sync.OnceValue(func() error { return unlockAll(ls) }), nil
+}
+
+// unlockAll unlocks all of ls in reverse order, even if an Unlock panics. Lockers of this package
+// are unlocked at the same time, each in its own goroutine.
+func unlockAll(ls []orderedLocker) (err error) {
+	errs := make([]error, len(ls))
+	var under sync.WaitGroup
+	defer func() {
+		under.Wait()
+		slices.Reverse(errs)
+		err = session.JoinErrors(errs)
+	}()
+	for i, l := range ls {
+		defer func() {
+			switch l.Locker.(type) {
+			case *Mutex, *RWMutex, *rlocker: // but not a type with one of them embedded, and perhaps with its own Unlock
+				under.Go(func() { errs[i] = l.Unlock() })
+			default:
+				errs[i] = l.Unlock() // in this goroutine, so that the caller gets a panic of Unlock
+			}
+		}()
+	}
+	return nil
 }
 
 // inOrder sorts lockers by their full paths. So processes with different chroots use the same

@@ -2,97 +2,67 @@ package zsync
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
-type lockConfig struct {
+// A setup has the options of a primitive. Each primitive uses only some of the fields.
+type setup struct {
 	handoffs int
 	retain   time.Duration // 0 without retention
 	layout   Layout
-	limits   limits
-	err      error
+	limits   *lock.Limits // nil without limits
+	id       *string      // of a candidate, or nil if it was not set
+	prior    *int         // the priority of a candidate, or nil if it was not set
+	codec    Codec
+	err      error // the error of an option
 }
 
-// The type `limits` has the settings of WithMaxHold and WithHealth.
-type limits struct {
-	max    time.Duration
-	health func(ctx context.Context) error
-}
-
-// ofLine returns l in the form that a line needs, or nil if no limit is set.
-func (l limits) ofLine() *lock.Limits {
-	if l.max == 0 && l.health == nil {
-		return nil
+// The method `allow` sets the error of c if its layout is not one of `layouts`.
+func (c *setup) allow(of string, layouts ...Layout) {
+	if c.err == nil && !slices.Contains(layouts, c.layout) {
+		c.err = session.Invalid("WithLayout(%v): %s has no such layout", c.layout, of)
 	}
-	return &lock.Limits{Max: l.max, Health: l.health, Lost: givenUp}
 }
 
 // A LockOption configures a Mutex, RWMutex or Semaphore. An Election also takes [WithMaxHold],
 // [WithHealth] and [WithLayout], and a Group takes WithLayout. With any other LockOption, the
 // methods of both return [ErrInvalid].
 type LockOption interface {
-	applyLock(*lockConfig)
+	applyLock(*setup)
 	ElectionOption
 	GroupOption
 }
 
-// A lockOption implements a LockOption, and has the name of this option. The function `election` is
-// nil if the option does not apply to elections. The function `group` is nil if the option does not
-// apply to groups.
+// A GroupOption changes a Group: [WithCodec] or [WithLayout].
+type GroupOption interface{ applyGroup(*setup) }
+
+// A lockOption implements a LockOption, and has the name of this option.
 type lockOption struct {
-	name     string
-	lock     func(*lockConfig)
-	election func(*electionConfig)
-	group    func(*groupConfig)
+	name            string
+	election, group bool // whether the option applies to elections, and to groups
+	set             func(*setup)
 }
 
-func (o lockOption) applyLock(c *lockConfig) { o.lock(c) }
+func (o lockOption) applyLock(c *setup)     { o.set(c) }
+func (o lockOption) applyElection(c *setup) { o.applyIf(o.election, "an Election", c) }
+func (o lockOption) applyGroup(c *setup)    { o.applyIf(o.group, "a Group", c) }
 
-func (o lockOption) applyElection(c *electionConfig) {
-	if o.election == nil {
-		c.err = session.Invalid("%s is no option of an Election", o.name)
-		return
+func (o lockOption) applyIf(ok bool, to string, c *setup) {
+	if o.set(c); !ok {
+		c.err = session.Invalid("%s is no option of %s", o.name, to)
 	}
-	o.election(c)
-}
-
-func (o lockOption) applyGroup(c *groupConfig) {
-	if o.group == nil {
-		c.err = session.Invalid("%s is no option of a Group", o.name)
-		return
-	}
-	o.group(c)
 }
 
 // An ElectionOption changes an Election. [LockOption] names more options.
-type ElectionOption interface{ applyElection(*electionConfig) }
+type ElectionOption interface{ applyElection(*setup) }
 
-type electionOption func(*electionConfig)
+type electionOption func(*setup)
 
-func (o electionOption) applyElection(c *electionConfig) { o(c) }
-
-type electionConfig struct {
-	id     *string
-	layout Layout
-	limits limits
-	prior  *int // the priority, or nil if it was not set
-	err    error
-}
-
-func newElectionConfig(opts []ElectionOption) electionConfig {
-	var c electionConfig
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("election option %d is nil", i)
-			continue
-		}
-		o.applyElection(&c)
-	}
-	return c
-}
+func (o electionOption) applyElection(c *setup) { o(c) }
 
 // electionBases has the base in the names of candidates' znodes, by layout.
 var electionBases = map[Layout]string{
@@ -106,15 +76,10 @@ var electionBases = map[Layout]string{
 // processes.
 const defaultHandoffs = 16
 
-func newLockConfig(opts []LockOption) lockConfig {
-	c := lockConfig{handoffs: defaultHandoffs}
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("lock option %d is nil", i)
-			continue
-		}
-		o.applyLock(&c)
-	}
+func newSetup(opts []LockOption) setup {
+	c := setup{handoffs: defaultHandoffs}
+	session.ApplyEach("lock", opts, &c.err, func(o LockOption) { o.applyLock(&c) })
+	c.allow("a lock", LayoutCurator, LayoutKazoo)
 	if c.err == nil && c.retain > 0 && c.handoffs == 0 {
 		c.err = session.Invalid("WithRetention cannot be combined with WithHandoffs(0): a retained place is handed to goroutines")
 	}
@@ -126,7 +91,7 @@ func newLockConfig(opts []LockOption) lockConfig {
 // With 0, every goroutine has its own place in the line, in the order of arrival across all
 // processes.
 func WithHandoffs(n int) LockOption {
-	return lockOption{name: "WithHandoffs", lock: func(c *lockConfig) {
+	return lockOption{name: "WithHandoffs", set: func(c *setup) {
 		if n < 0 {
 			c.err = session.Invalid("WithHandoffs(%d): must not be negative", n)
 		}
@@ -144,7 +109,7 @@ func WithHandoffs(n int) LockOption {
 // held lock. A hold is as safe as without retention. A Session retains at most 128 places;
 // meanwhile, it sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
-	return lockOption{name: "WithRetention", lock: func(c *lockConfig) {
+	return lockOption{name: "WithRetention", set: func(c *setup) {
 		if d <= 0 {
 			c.err = session.Invalid("WithRetention(%v): must be positive", d)
 		}
@@ -156,48 +121,19 @@ func WithRetention(d time.Duration) LockOption {
 // programs of a path must name the same layout. [LayoutSelector] is for an Election alone. The
 // default is [LayoutCurator].
 func WithLayout(l Layout) LockOption {
-	two := l == LayoutCurator || l == LayoutKazoo
-	unknown := func(of string) error {
-		return session.Invalid("WithLayout(%v): %s has LayoutCurator or LayoutKazoo", l, of)
-	}
-	return lockOption{
-		name: "WithLayout",
-		lock: func(c *lockConfig) {
-			if !two {
-				c.err = unknown("a lock")
-			}
-			c.layout = l
-		},
-		election: func(c *electionConfig) {
-			if electionBases[l] == "" {
-				c.err = session.Invalid("WithLayout(%v): unknown layout", l)
-			}
-			c.layout = l
-		},
-		group: func(c *groupConfig) {
-			if !two {
-				c.err = unknown("a Group")
-			}
-			c.kazoo = l == LayoutKazoo
-		},
-	}
+	return lockOption{name: "WithLayout", election: true, group: true, set: func(c *setup) { c.layout = l }}
 }
 
 // The function `limit` returns an option of locks and elections that sets a limit of their holds.
-func limit(name string, err error, set func(*limits)) LockOption {
-	return lockOption{
-		name: name,
-		lock: func(c *lockConfig) {
-			if set(&c.limits); err != nil {
-				c.err = err
-			}
-		},
-		election: func(c *electionConfig) {
-			if set(&c.limits); err != nil {
-				c.err = err
-			}
-		},
-	}
+func limit(name string, err error, set func(*lock.Limits)) LockOption {
+	return lockOption{name: name, election: true, set: func(c *setup) {
+		if c.limits == nil {
+			c.limits = new(lock.Limits)
+		}
+		if set(c.limits); err != nil {
+			c.err = err
+		}
+	}}
 }
 
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
@@ -209,7 +145,7 @@ func WithMaxHold(d time.Duration) LockOption {
 	if d <= 0 {
 		err = session.Invalid("WithMaxHold(%v): must be positive", d)
 	}
-	return limit("WithMaxHold", err, func(l *limits) { l.max = d })
+	return limit("WithMaxHold", err, func(l *lock.Limits) { l.Max = d })
 }
 
 // WithHealth calls f every third of the session timeout during a hold, with a context that ends
@@ -221,7 +157,7 @@ func WithHealth(f func(ctx context.Context) error) LockOption {
 	if f == nil {
 		err = session.Invalid("WithHealth: the function is nil")
 	}
-	return limit("WithHealth", err, func(l *limits) { l.health = f })
+	return limit("WithHealth", err, func(l *lock.Limits) { l.Health = f })
 }
 
 // The rest of this file has the layouts of a line: the names that zsync, Curator, go-zookeeper

@@ -58,7 +58,7 @@ type MapEntry[V any] struct {
 
 // NewMap returns the Map at path.
 func NewMap[V any](s *Session, path string, opts ...ValueOption) *Map[V] {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	return &Map[V]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
 }
 
@@ -569,32 +569,9 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 // than the last, and the receiver may change it. After an outage, Watch sends the contents, changed
 // or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
-	out := make(chan map[string]V)
-	if m.misuse() != nil {
-		close(out)
-		return out
-	}
-	m.s.m.Spawn(func() {
-		defer close(out)
-		err := m.s.m.FollowDir(ctx, m.dir(), true, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
-			select {
-			case out <- m.contents(nodes):
-				return true, nil
-			case <-changed:
-				return false, nil // the reader gets the newer state
-			case <-lost:
-				return false, nil // or the reader gets this state after FollowDir has confirmed it
-			case <-ctx.Done():
-				return false, session.CtxErr(ctx)
-			case <-m.s.m.Closing:
-				return false, m.s.m.Failure()
-			}
-		})
-		if ctx.Err() == nil && m.s.m.Failure() == nil {
-			m.s.m.Log.Error("zsync: cannot watch", "path", m.path, "err", err)
-		}
+	return watching(ctx, &m.made, func(out chan<- map[string]V) error {
+		return m.s.m.FollowDir(ctx, m.dir(), true, offering(ctx, m.s.m, out, m.contents))
 	})
-	return out
 }
 
 // The method `contents` decodes the values of a snapshot.

@@ -45,7 +45,7 @@ type Mutex struct {
 
 // NewMutex returns the Mutex at path.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
-	c := newLockConfig(opts)
+	c := newSetup(opts)
 	if err := checkNew(s, path, c.err); err != nil {
 		return &Mutex{made: made{s: s, path: path, err: err}}
 	}
@@ -53,7 +53,7 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 }
 
 // newMutex does the work of NewMutex, but does not check its arguments.
-func newMutex(s *Session, path string, c lockConfig) *Mutex {
+func newMutex(s *Session, path string, c setup) *Mutex {
 	entries := &mutexEntries
 	if c.layout == LayoutKazoo {
 		entries = &kazooMutexEntries
@@ -61,7 +61,7 @@ func newMutex(s *Session, path string, c lockConfig) *Mutex {
 	base := entries[lock.Exclusive].Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := lock.New(s.m, path, c.layout.naming(), base)
-	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
+	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
 	m.local.init(s, "mutex", path, ln, c, entries)
 	return m
@@ -83,8 +83,7 @@ func (m *Mutex) lock(ctx context.Context) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}
-	g, err := m.local.acquire(ctx, lock.Exclusive, false)
-	m.local.follow(ctx, lock.Exclusive, g)
+	_, _, err := m.local.acquire(ctx, lock.Exclusive, false)
 	return err
 }
 
@@ -183,7 +182,7 @@ func (m *Mutex) revoke(ctx context.Context) error {
 	}
 	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		dir := m.local.Line.Dir
-		holder, err := m.local.Line.First(ctx, inc, inc.ChildrenFresh)
+		holder, err := m.local.Line.First(ctx, inc, inc.NamesFresh)
 		if err != nil {
 			return err
 		}
@@ -249,11 +248,11 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 	if err := m.check(ctx); err != nil {
 		return opError("do", m.path, err)
 	}
-	g, err := m.local.acquire(ctx, lock.Exclusive, true)
+	ctx, g, err := m.local.acquire(ctx, lock.Exclusive, true)
 	if err != nil {
 		return opError("do", m.path, err)
 	}
-	return m.local.do(m.local.follow(ctx, lock.Exclusive, g), m.doKey(), "do", g, f, rest)
+	return m.local.do(ctx, m.doKey(), "do", g, f, rest)
 }
 
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 	"weak"
 
 	"github.com/go-zookeeper/zk"
@@ -147,19 +146,19 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 // The method `round` is one attempt of do. After errMarked or ErrEnded, the caller tries another
 // round.
 func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
-	g, none, err := o.mark.look(ctx, o.valued) // Step 1.
-	if g != nil || err != nil {
+	g, err := o.mark.look(ctx, o.valued) // Step 1.
+	if g.exists() || err != nil {
 		return g.value(), o.fail("do", err)
 	}
-	defer none.leave()
-	h, first, err := o.enter(ctx, none)
+	defer g.leave()
+	ctx, h, first, err := o.enter(ctx, g)
 	if errors.Is(err, errMarked) {
 		return nil, err
 	}
 	if err != nil {
 		return nil, o.fail("do", err)
 	}
-	return o.run(o.s.tracers.follow(ctx, o.traced, h), h, first && none.lastsFor(h), f)
+	return o.run(ctx, h, first && g.lastsFor(h), f)
 }
 
 // A Once and a Mutex at the same path use the same line. So doKey returns the key of such a Mutex.
@@ -189,39 +188,37 @@ type mark struct {
 	unwatch runtime.Cleanup // gives up the watch of `seen` when the garbage collector finds the mark unused; guarded by mu
 }
 
-// The type `sight` is the mark as one read saw it, with the watch that this read left.
+// The type `sight` is what one read saw at the path of the mark, with the watch that this read
+// left: on the mark's data, or on its creation. A nil sight is a read that found no mark and left no
+// watch.
 type sight struct {
-	inc  *session.Incarnation
-	w    *conn.Watch
-	read bool // whether data is set
-	data []byte
+	inc   *session.Incarnation
+	w     *conn.Watch // joined
+	there bool        // whether the mark exists
+	read  bool        // whether data is set
+	data  []byte
 }
 
-// The type `absence` records that a read found no mark, and has the watch on the creation of the
-// mark. It is nil if that read left no watch.
-type absence struct {
-	inc *session.Incarnation
-	w   *conn.Watch // joined
-}
+func (g *sight) exists() bool { return g != nil && g.there }
 
-// The method `leave` leaves the watch of the absence `a`.
-func (a *absence) leave() {
-	if a != nil {
-		a.inc.Watches.Leave(a.w)
+// The method `leave` leaves the watch on the creation of the mark, if the mark did not exist.
+func (g *sight) leave() {
+	if g != nil && !g.there {
+		g.inc.Watches.Leave(g.w)
 	}
 }
 
-// lastsFor reports whether the absence of the mark is certain while h holds. The caller knows
+// lastsFor reports whether it is certain that no mark exists while h holds. The caller knows
 // that no other contender was in the line when h entered.
 //
 // Argument: the read that found no mark came before the listing that showed h to be the first
-// contender. The reply to this listing has arrived, and the watch of the absence is armed and has
+// contender. The reply to this listing has arrived, and the watch of g is armed and has
 // not fired. On one connection, an event arrives before every reply that shows the change or a
 // later state. On a new connection, the client sets the watch again before all calls, and a missed
 // event fires it. So no mark existed at the time of the listing. While h's znode exists, all other
 // contenders are behind h, so no other process creates a mark.
-func (a *absence) lastsFor(h *lock.Grant) bool {
-	return a != nil && a.inc == h.Claim.Incarnation && a.inc.Watches.Armed(a.w) && !session.IsClosed(a.w.Fired)
+func (g *sight) lastsFor(h *lock.Grant) bool {
+	return g != nil && g.inc == h.Claim.Incarnation && g.inc.Watches.Armed(g.w) && !session.IsClosed(g.w.Fired)
 }
 
 // The method `stands` reports whether the mark is still known to exist. It also checks the
@@ -261,10 +258,10 @@ func (k *mark) known() *sight {
 // contain the name of a znode in the line.
 const shortMark = 40
 
-// The method `look` looks for the mark, and remembers it. If there is no mark, `look` returns the
-// absence, whose watch the caller must leave. If the argument `value` is true, `look` also reads
-// the mark's data. If such a read finds no mark, it leaves no watch, and the absence is nil.
-func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, err error) {
+// The method `look` looks for the mark, and remembers it. If there is no mark, the caller must call
+// the sight's method `leave`. If the argument `value` is true, `look` also reads the mark's data.
+// If such a read finds no mark, the sight is nil.
+func (k *mark) look(ctx context.Context, value bool) (g *sight, err error) {
 	err = k.m.During(ctx, func(inc *session.Incarnation) error {
 		if value {
 			g, err = k.lookValue(ctx, inc)
@@ -279,18 +276,20 @@ func (k *mark) look(ctx context.Context, value bool) (g *sight, none *absence, e
 			inc.Watches.Leave(w) // not a mark: path/done may be the parent znode of another primitive
 			g, err = k.lookValue(ctx, inc)
 			return err
-		case stat != nil:
-			g = &sight{inc: inc, w: w}
 		default:
-			none = &absence{inc, w}
+			g = &sight{inc: inc, w: w, there: stat != nil}
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, nil, err
+	switch {
+	case err != nil:
+		return nil, err
+	case g.exists():
+		k.remember(g)
+	default:
+		k.remember(nil)
 	}
-	k.remember(g)
-	return g, none, nil
+	return g, nil
 }
 
 // lookValue reads the mark with its data. It returns nil if there is no mark.
@@ -299,17 +298,14 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 	data, _, err := inc.GetMade(ctx, k.path, inc.Get)
 	if err != nil {
 		inc.Watches.Leave(w)
-		if session.IsNoNode(err) {
-			err = nil
-		}
-		return nil, err
+		return nil, unlessNoNode(err)
 	}
-	return &sight{inc, w, true, data}, nil
+	return &sight{inc, w, true, true, data}, nil
 }
 
-// The method `await` waits until the mark exists or has existed. While the absence `none` is valid,
-// the wait costs no request.
-func (k *mark) await(ctx context.Context, none *absence) error {
+// The method `await` waits until the mark exists or has existed. In the session of `none`, a sight
+// without a mark, the wait costs no request.
+func (k *mark) await(ctx context.Context, none *sight) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
 		if none != nil && none.inc == inc {
 			if err := inc.AwaitFired(ctx, none.w); err != nil || none.w.Event == zk.EventNodeCreated {
@@ -351,9 +347,8 @@ var errMarked = errors.New("the mark has been made")
 // It waits for the mark too if a contender is ahead, because only such a contender creates the
 // mark. The read that sets the watch finds a mark that was created earlier. The result `first` is
 // true if no contender was ever ahead.
-func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first bool, err error) {
-	start := time.Now()
-	end := o.s.tracers.acquiring(ctx, o.traced)
+func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lock.Grant, first bool, err error) {
+	_, op := o.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "once", Name: "do", Path: o.path})
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	first = true
@@ -377,24 +372,19 @@ func (o *Once) enter(ctx context.Context, none *absence) (h *lock.Grant, first b
 	switch {
 	case err == nil:
 		// The mark may have been created at the same instant. Step 3 finds it.
-		o.s.m.Waited("do", o.path, start, nil)
 		g := p.Grant("do")
-		end(g.Name(), nil)
-		return g, first, nil
+		return op.got(ctx, g), g, first, nil
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
-		end("", nil) // the mark exists, so the wait has no error
-		return nil, false, errMarked
+		op.endSpan(nil) // the mark exists, so the wait has no error
+		return nil, nil, false, errMarked
 	}
 	b := behind.Now()
-	err = waitEnded(ctx, o.s, err, start, headContender(b, ModeExclusive), b.Place)
-	o.s.m.Waited("do", o.path, start, err)
-	end("", err)
-	return nil, false, err
+	err = waitEnded(ctx, o.s.m, err, op.began, headContender(b, ModeExclusive), b.Place)
+	op.end(err)
+	return nil, nil, false, err
 }
-
-func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 
 // The method `run` calls f while h holds, and creates the mark if f returns nil. If the argument
 // `unmarked` is true, the caller is certain that there is no mark. The error is errMarked if there
@@ -402,15 +392,14 @@ func (o *Once) traced() Op { return o.s.tracers.traced("once", "do", o.path) }
 func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	var g *sight
 	if !unmarked {
-		var none *absence
-		g, none, err = o.mark.look(ctx, o.valued) // Step 3.
-		none.leave()
+		g, err = o.mark.look(ctx, o.valued) // Step 3.
+		g.leave()
 	}
 	switch {
 	case err != nil:
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, o.fail("do", err)
-	case g != nil:
+	case g.exists():
 		o.s.m.GiveUp(ctx, h.Release)
 		return nil, errMarked
 	case h.Err() != nil:
@@ -474,7 +463,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 		return err
 	})
 	if made {
-		o.mark.remember(&sight{inc, w, true, data})
+		o.mark.remember(&sight{inc, w, true, true, data})
 	} else {
 		inc.Watches.Leave(w)
 	}
@@ -532,18 +521,18 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if o.mark.known() != nil {
 		return true, nil
 	}
-	g, none, err := o.mark.look(ctx, false)
-	none.leave()
-	if g != nil || err != nil {
-		return g != nil, err
+	g, err := o.mark.look(ctx, false)
+	g.leave()
+	if g.exists() || err != nil {
+		return g.exists(), err
 	}
 	err = o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) })
 	if err != nil {
 		return false, err
 	}
-	g, none, err = o.mark.look(ctx, false)
-	none.leave()
-	return g != nil, err
+	g, err = o.mark.look(ctx, false)
+	g.leave()
+	return g.exists(), err
 }
 
 // Reset deletes the mark, so that the next Do runs its function, also after a panic. A function
@@ -586,7 +575,7 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 // error, so that it can undo f, and the next call runs its own f. If the stored bytes cannot be
 // decoded, every call fails until [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	k := newStored(s, path, c.err,
 		func(v T) ([]byte, error) { return codec.Encode(c.codec, v) },
 		func(data []byte) (T, error) { return codec.Decode[T](c.codec, data) })
@@ -595,7 +584,7 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 
 // OnceValues is [OnceValue] for a function of two values.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	k := newStored(s, path, c.err,
 		func(v codec.Pair[T1, T2]) ([]byte, error) { return codec.EncodePair(c.codec, v) },
 		func(data []byte) (codec.Pair[T1, T2], error) { return codec.DecodePair[T1, T2](c.codec, data) })

@@ -22,8 +22,8 @@ type Option func(*config)
 
 type config struct {
 	session.Config
-	err     error // the first error of an option
-	tracers tracers
+	err    error // the first error of an option
+	tracer Tracer
 }
 
 func newConfig(opts []Option) (config, error) {
@@ -37,12 +37,7 @@ func newConfig(opts []Option) (config, error) {
 		CloseTimeout: -1, // the session timeout
 		Retry:        session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
-	for i, o := range opts {
-		if o == nil {
-			return c, session.Invalid("option %d is nil", i)
-		}
-		o(&c)
-	}
+	session.ApplyEach("Session", opts, &c.err, func(o Option) { o(&c) })
 	switch {
 	case c.err != nil:
 		return c, c.err
@@ -185,7 +180,7 @@ func WithObserver(o Observer) Option {
 }
 
 // WithTracer calls t around each operation. The default is none.
-func WithTracer(t Tracer) Option { return func(c *config) { c.tracers.tracer = t } }
+func WithTracer(t Tracer) Option { return func(c *config) { c.tracer = t } }
 
 // WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a lock,
 // permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the traces
@@ -249,14 +244,6 @@ type made struct {
 	s    *Session
 	path string
 	err  error // the error in the constructor's arguments, or nil
-}
-
-// The method `tracers` returns the tracers of the Session, or nil without a Session.
-func (m *made) tracers() *tracers {
-	if m.s == nil {
-		return nil
-	}
-	return &m.s.tracers
 }
 
 // The method `misuse` returns the reason why a primitive cannot be used, or nil.

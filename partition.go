@@ -71,13 +71,7 @@ func WithMember(id string) PartitionOption {
 // NewPartition returns the Partition at path.
 func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 	var c partitionConfig
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("partition option %d is nil", i)
-			continue
-		}
-		o(&c)
-	}
+	session.ApplyEach("partition", opts, &c.err, func(o PartitionOption) { o(&c) })
 	return &Partition{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, id: c.id}
 }
 

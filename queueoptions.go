@@ -35,11 +35,7 @@ const defaultPrefetchBytes = 4 << 20
 // maxPriorities limits the work of a consumer when the queue is empty.
 const maxPriorities = 1000
 
-func (o CodecOption) applyQueue(c *queueConfig) {
-	if c.codec = o.codec; o.codec == nil {
-		c.err = session.Invalid("WithCodec(nil): the codec is nil")
-	}
-}
+func (o CodecOption) applyQueue(c *queueConfig) { o.apply(&c.codec, &c.err) }
 
 // The function `checked` returns an option that calls set. If ok is false, the option fails with
 // the reason.
@@ -132,13 +128,7 @@ func WithQueueLayout(l QueueLayout) QueueOption {
 
 func newQueueConfig(opts []QueueOption) queueConfig {
 	c := queueConfig{codec: JSON, Settings: queue.Settings{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("queue option %d is nil", i)
-			continue
-		}
-		o.applyQueue(&c)
-	}
+	session.ApplyEach("queue", opts, &c.err, func(o QueueOption) { o.applyQueue(&c) })
 	switch {
 	case c.Prefetch > 0:
 	case c.layout == LayoutZsync:

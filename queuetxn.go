@@ -46,7 +46,7 @@ func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, e
 	if err != nil {
 		return nil, opError("txn", d.q.path, err)
 	}
-	ctx, end := d.q.tracers().queueing(ctx, "ack", d.q.path, 1)
+	ctx, end := d.q.queueing(ctx, "ack", 1)
 	rs, err := d.claim.Txn(ctx, all)
 	end(1, err)
 	return rs, opError("txn", d.q.path, err)

@@ -49,13 +49,7 @@ var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Min
 // with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close].
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg workConfig
-	for i, o := range opts {
-		if o == nil {
-			cfg.err = session.Invalid("work option %d is nil", i)
-			continue
-		}
-		o(&cfg)
-	}
+	session.ApplyEach("work", opts, &cfg.err, func(o WorkOption) { o(&cfg) })
 	switch {
 	case q.misuse() != nil:
 		return opError("work", q.path, q.misuse())
@@ -230,10 +224,10 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	case n < 1:
 		return nil, session.Invalid("%d elements: must be at least 1", n)
 	}
-	ctx, end := q.tracers().queueing(ctx, "receive", q.path, n)
+	ctx, end := q.queueing(ctx, "receive", n)
 	start := time.Now()
 	err = q.q.Receive(ctx, n, func(claim queue.Item) { ds = append(ds, q.delivery(claim)) })
-	err = q.s.waited(ctx, start, err)
+	err = waited(ctx, q.s.m, start, err)
 	end(len(ds), err)
 	return ds, err
 }

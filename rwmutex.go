@@ -59,7 +59,7 @@ type RWMutex struct {
 
 // NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
-	c := newLockConfig(opts)
+	c := newSetup(opts)
 	rw := &RWMutex{made: made{s: s, path: path}}
 	if rw.err = checkNew(s, path, c.err); rw.err != nil {
 		return rw
@@ -70,8 +70,8 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	}
 	write := entries[lock.Exclusive].Base
 	ln := lock.New(s.m, path, c.layout.naming(), write, entries[lock.Shared].Base)
-	ln.Strict, ln.Limits, ln.Kept = true, c.limits.ofLine(), c.layout == LayoutKazoo // kazoo's objects create the path once each
-	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                                    // for the writers
+	ln.Strict, ln.Limits, ln.Kept = true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
+	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                           // for the writers
 	rw.local.init(s, "rwmutex", path, ln, c, entries)
 	return rw
 }
@@ -119,22 +119,20 @@ func (rw *RWMutex) Path() string { return rw.path }
 
 // Lock locks rw for writing, as [Mutex.Lock] does.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, lock.Exclusive, false)
-	rw.local.follow(ctx, lock.Exclusive, g)
+	_, _, err := rw.acquire(ctx, lock.Exclusive, false)
 	return opError("lock", rw.path, err)
 }
 
 // RLock locks rw for reading. RLock waits while a writer holds rw or is ahead, until ctx ends or
 // the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	g, err := rw.acquire(ctx, lock.Shared, false)
-	rw.local.follow(ctx, lock.Shared, g)
+	_, _, err := rw.acquire(ctx, lock.Shared, false)
 	return opError("rlock", rw.path, err)
 }
 
-func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
+func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (context.Context, *lock.Grant, error) {
 	if err := rw.check(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	return rw.local.acquire(ctx, mode, pin)
 }
@@ -310,11 +308,11 @@ func (rw *RWMutex) do(ctx context.Context, op string, mode lock.HoldMode, f func
 			return d.nest(ctx, op, rw.path, mode, f)
 		}
 	}
-	g, err := rw.acquire(ctx, mode, true)
+	ctx, g, err := rw.acquire(ctx, mode, true)
 	if err != nil {
 		return opError(op, rw.path, err)
 	}
-	return rw.local.do(rw.local.follow(ctx, mode, g), rw.doKey(mode), op, g, f, func() {})
+	return rw.local.do(ctx, rw.doKey(mode), op, g, f, func() {})
 }
 
 // The method `within` returns the call of Do from which ctx comes, if that call is of this path

@@ -164,13 +164,7 @@ func opTable(c *timetable.Cron, err error) (Timetable, error) {
 // NewSchedule returns the Schedule at path.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	c := scheduleConfig{retries: 5, backoff: Backoff{Min: time.Minute, Max: time.Hour}}
-	for i, o := range opts {
-		if o == nil {
-			c.err = session.Invalid("schedule option %d is nil", i)
-			continue
-		}
-		o(&c)
-	}
+	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(&c) })
 	return &Schedule{
 		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
 		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(c.backoff),
@@ -535,33 +529,19 @@ func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *i
 // The method `watch` follows path/last, and returns nil when the function `over` returns true for
 // the content.
 func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
-	path := c.s.m.Full(c.last())
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
-		data, _, err := inc.Get(ctx, path)
-		if session.IsNoNode(err) {
-			inc.Watches.Leave(w)
-			if err := inc.AwaitMade(ctx, path); err != nil {
-				return err
-			}
-			continue
-		}
-		passed := false
+	err := inc.Follow(ctx, c.s.m.Full(c.last()), func(n session.Node, _ *conn.Watch) error {
+		r, err := c.parse(n.Data)
 		if err == nil {
-			var r scheduleRecord
-			if r, err = c.parse(data); err == nil {
-				c.learn(r)
-				passed = over(r)
+			if c.learn(r); over(r) {
+				err = errPassed
 			}
 		}
-		if err == nil && !passed {
-			err = inc.AwaitFired(ctx, w)
-		}
-		inc.Watches.Leave(w)
-		if err != nil || passed {
-			return err
-		}
+		return err
+	})
+	if err == errPassed {
+		err = nil
 	}
+	return err
 }
 
 // The method `take` reserves w.ctx for the function: from then on, a done instant does not end

@@ -72,8 +72,7 @@ type Semaphore struct {
 	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
 	functions atomic.Int64  // number of functions of Do that are running
 
-	calm int // number of consecutive requests behind the gate that found their permits free at once; guarded by mu
-	need int // least value of calm for the next attempt without the gate; guarded by mu
+	calm atomic.Bool // the last request behind the gate found its permits free at once, and no attempt without the gate has failed since
 
 	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, and calls no user code
 	followed *lock.Permits          // the permits that were reported to the tracer; guarded by mu
@@ -96,7 +95,7 @@ const maxUnits = 1000
 
 // NewSemaphore returns the Semaphore of n permits at path.
 func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semaphore {
-	c := newLockConfig(opts)
+	c := newSetup(opts)
 	m := &Semaphore{made: made{s: s, path: path}, named: n, layout: c.layout}
 	m.limit.Store(n)
 	switch m.err = checkNew(s, path, c.err); {
@@ -114,8 +113,8 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
-	m.pool = lock.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits.ofLine(), Limit: &m.limit}
-	c.limits = limits{} // the limits apply to the permits
+	m.pool = lock.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits, Limit: &m.limit}
+	c.limits = nil // the limits apply to the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
 	entry := m.gate.local.Entry(lock.Exclusive)
@@ -138,14 +137,12 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 // The method `acquired` acquires n permits, and reports them to observers. The context that it
 // returns is for the work with the permits.
 func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *lock.Permits, err error) {
-	start := time.Now()
 	if err := m.check(ctx, n); err != nil {
 		return ctx, nil, err
 	}
-	told := m.s.tracers.acquiring(ctx, m.traced(n))
+	_, o := m.s.begin(ctx, m.op(n))
 	a, err = m.acquire(ctx, n, true)
-	m.s.m.Waited("acquire", m.path, start, err)
-	told("", err)
+	o.end(err)
 	a.Within(m.s.m.FunctionOf(ctx))
 	return m.observe(ctx, a), a, err
 }
@@ -160,8 +157,9 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	a, err := m.acquire(ctx, n, false)
 	if a != nil {
 		a.Within(m.s.m.FunctionOf(ctx))
-		m.s.m.Waited("acquire", m.path, start, nil)
-		m.s.tracers.acquiring(ctx, m.traced(n))("", nil)
+		_, o := m.s.begin(ctx, m.op(n))
+		o.began = start
+		o.end(nil)
 		m.observe(ctx, a)
 	}
 	return a != nil, opError("tryacquire", m.path, err)
@@ -217,11 +215,11 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 		err = w.err // the cause of the end; other contenders are ahead of us at the gate
 		if w.Place > 0 {
 			w.Behind.Mode, w.Behind.Holding = ModePermits, false
-			return nil, waitEnded(ctx, m.s, err, start, w.Behind, w.Place+1)
+			return nil, waitEnded(ctx, m.s.m, err, start, w.Behind, w.Place+1)
 		}
 	}
 	b := ahead.Now()
-	return nil, waitEnded(ctx, m.s, err, start, headContender(b, ModePermits), min(b.Place, 1))
+	return nil, waitEnded(ctx, m.s.m, err, start, headContender(b, ModePermits), min(b.Place, 1))
 }
 
 // The method `obtain` does the work of acquire. It does not add the details of a wait to an error.
@@ -568,7 +566,7 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 	}
 	q.watch = resized
 	m.known.Store(&q)
-	m.foundFree(err == nil && out <= q.limit-n)
+	m.calm.Store(err == nil && out <= q.limit-n)
 	for err == nil && out > q.limit-n {
 		if !wait {
 			return nil, nil
@@ -593,10 +591,10 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
 	list := func(ctx context.Context) ([]string, int, error) {
-		names, err := m.listOut(ctx, inc)
+		names, err := inc.Names(ctx, m.leases)
 		return names, len(names), err
 	}
-	names, err := m.listOut(ctx, inc)
+	names, err := inc.Names(ctx, m.leases)
 	if err != nil || m.weightOfAll(names) <= most {
 		return err
 	}
@@ -616,17 +614,8 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 // The method `out` returns the number of permits that are out. The number can exceed the limit:
 // other programs may count in another way, or Resize may have lowered the limit.
 func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
-	names, err := m.listOut(ctx, inc)
+	names, err := inc.Names(ctx, m.leases)
 	return m.weightOfAll(names), err
-}
-
-// listOut lists the znodes of the permits that are out.
-func (m *Semaphore) listOut(ctx context.Context, inc *session.Incarnation) ([]string, error) {
-	names, _, err := inc.Children(ctx, m.leases)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
-	return names, err
 }
 
 func (m *Semaphore) weightOfAll(names []string) int64 {
@@ -881,8 +870,8 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	}
 	var out []Contender
 	err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		names, _, err := inc.Children(ctx, m.leases)
-		if err != nil && !session.IsNoNode(err) {
+		names, err := inc.Names(ctx, m.leases)
+		if err != nil {
 			return err
 		}
 		out, err = describe(ctx, inc, m.leases, names, func(int) (Mode, bool) { return ModePermits, true })
@@ -899,20 +888,16 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 	return append(out, waiting...), nil
 }
 
-// The method `traced` returns a function that describes n permits for a tracer.
-func (m *Semaphore) traced(n int64) func() Op {
-	return func() Op {
-		t := m.s.tracers.traced("semaphore", "acquire", m.path)
-		t.Count = int(n)
-		return t
-	}
+// The method `op` describes a wait for n permits.
+func (m *Semaphore) op(n int64) Op {
+	return Op{Kind: OpAcquire, Primitive: "semaphore", Name: "acquire", Path: m.path, Count: int(n)}
 }
 
 // The method `observe` reports the hold of m to the tracer, once, and returns the context of the
 // hold. All permits of m are one hold, from the first acquisition to the last release: permits
 // have no names, so a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
-	if a == nil || m.s.tracers.tracer == nil {
+	if a == nil || m.s.tracer == nil {
 		return ctx
 	}
 	m.mu.Lock()
@@ -922,15 +907,17 @@ func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Contex
 	if !news {
 		return ctx
 	}
-	ctx, end := m.s.tracers.holding(ctx, m.traced(a.Held())())
+	op := m.op(a.Held())
+	op.Kind = OpHold
+	ctx, hold := m.s.begin(ctx, op)
 	m.s.m.Spawn(func() {
-		// After a loss and a release, either channel may end the wait. In both cases, the function `end`
-		// must report the loss.
+		// After a loss and a release, either channel may end the wait. In both cases, `end` must report
+		// the loss.
 		select {
 		case <-a.Ending().Done():
 		case <-a.Left():
 		}
-		end(a.Loss())
+		hold.end(a.Loss())
 	})
 	return ctx
 }

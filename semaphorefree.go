@@ -81,17 +81,16 @@ import (
 // # When the client tries
 //
 // While other contenders wait at the gate for the same permits, each attempt fails, costs one
-// more round trip, and disturbs these contenders. So the client tries only if the last request
-// that locked the gate through this Semaphore value found its permits free at once. After a
-// failed attempt, two such requests in a row are necessary. Each further failure doubles this
-// number, up to 64. A successful attempt resets it to one.
+// more round trip, and disturbs these contenders. So after a failed attempt, the client locks the
+// gate. It tries again when a request that locked the gate through this Semaphore value has found
+// its permits free at once.
 
 // acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
 // the attempt failed. The result `over` can be true only if `wait` is false. If it is true, the
 // caller must not try behind the gate either.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *lock.Permits, over bool, err error) {
 	known := m.known.Load()
-	if known == nil || !m.seemsFree() || n > known.limit || m.gate.local.Wanted() {
+	if known == nil || !m.calm.Load() || n > known.limit || m.gate.local.Wanted() {
 		return nil, false, nil
 	}
 	inc, err := m.s.m.Incarnation(ctx)
@@ -126,9 +125,6 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 		if a, err = m.keep(ctx, inc, leases, n); errors.Is(err, errUnsettled) {
 			return nil, false, nil
 		}
-		m.mu.Lock()
-		m.need = 0
-		m.mu.Unlock()
 		return a, false, unlessEnded(err)
 	case withdrawn != nil:
 		// Wait for the deletion of our znodes. Otherwise, the listing behind the gate could count
@@ -143,30 +139,8 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *l
 	}
 	// If the server refused a request, the attempt behind the gate repairs the cause or returns the
 	// error.
-	m.wasTaken()
+	m.calm.Store(false)
 	return nil, false, nil
-}
-
-func (m *Semaphore) seemsFree() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.calm > 0 && m.calm >= m.need
-}
-
-// foundFree records whether a request that locked the gate found its permits free at once.
-func (m *Semaphore) foundFree(free bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.calm++; !free {
-		m.calm = 0
-	}
-}
-
-// wasTaken records that an attempt without the gate failed.
-func (m *Semaphore) wasTaken() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.calm, m.need = 0, min(max(2, 2*m.need), 64)
 }
 
 // unlessEnded returns err, or nil if err says that the session has ended. The caller then

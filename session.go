@@ -37,7 +37,7 @@ type Session struct {
 	_ noCopy
 	m *session.Manager
 
-	tracers tracers
+	tracer Tracer // or nil
 
 	tallies   tally.Tallies
 	leftovers double.Leftovers             // state of double barriers, for WaitGroup.Enter
@@ -64,8 +64,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	if ctx.Err() != nil {
 		return nil, opError("connect", "", session.CtxErr(ctx))
 	}
-	s := &Session{m: session.New(hosts, chroot, cfg.Config), tracers: cfg.tracers}
-	s.tracers.owner, s.tracers.session = cfg.Owner, s.m.SessionID
+	s := &Session{m: session.New(hosts, chroot, cfg.Config), tracer: cfg.tracer}
 	if err := s.m.Connect(ctx); err != nil {
 		return nil, opError("connect", "", err)
 	}
@@ -118,15 +117,6 @@ const (
 // String returns the state in one word.
 func (s State) String() string {
 	return nameOf(s, "State", "connecting", "connected", "suspended", "expired", "closed")
-}
-
-// nameOf returns the name of the constant v. If v has no name, nameOf returns its kind and
-// number.
-func nameOf[E ~int](v E, kind string, names ...string) string {
-	if v >= 0 && int(v) < len(names) {
-		return names[v]
-	}
-	return fmt.Sprintf("%s(%d)", kind, int(v))
 }
 
 // States returns a channel of every change of state from now on, in order. It is closed when ctx

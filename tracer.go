@@ -3,7 +3,6 @@ package zsync
 import (
 	"cmp"
 	"context"
-	"sync"
 	"time"
 
 	"github.com/zsync/zsync/internal/lock"
@@ -45,91 +44,81 @@ func (k OpKind) String() string {
 	return cmp.Or(map[OpKind]string{OpAcquire: "acquire", OpHold: "hold", OpWait: "wait", OpQueue: "queue"}[k], "unknown")
 }
 
-// A tracers value calls the Tracer of a Session, if the Session has one.
-type tracers struct {
-	tracer Tracer // nil without a Tracer
-
-	owner   string
-	session func() int64
+// An operation is an Op that has begun. The Tracer of its Session sees its beginning and its end,
+// and the Observer sees how a wait for a hold ended.
+type operation struct {
+	s     *Session
+	op    Op
+	began time.Time
+	ctx   context.Context // the result of the tracer's Start; nil without a tracer
 }
 
-func (t *tracers) traced(primitive, name, path string) Op {
-	return Op{Primitive: primitive, Name: name, Path: path, Owner: t.owner, Session: t.session()}
-}
-
-// The method `start` calls the tracer's Start for op. The returned function `end` calls the
-// tracer's End.
-func (t *tracers) start(ctx context.Context, kind OpKind, op *Op) (_ context.Context, end func(hold string, err error)) {
-	op.Kind = kind
-	ctx = t.tracer.Start(ctx, *op)
-	return ctx, func(hold string, err error) {
-		op.Hold, op.Session = cmp.Or(hold, op.Hold), t.session()
-		t.tracer.End(ctx, *op, err)
+// The method `begin` reports the start of op to the tracer. The caller calls the method `end` of
+// the operation once. The returned context is the tracer's, or ctx. An op without a name is a part
+// of another operation, and not reported.
+func (s *Session) begin(ctx context.Context, op Op) (context.Context, operation) {
+	o := operation{s: s, op: op, began: time.Now()}
+	if s != nil && s.tracer != nil && op.Name != "" {
+		o.op.Owner, o.op.Session = s.m.Config.Owner, s.ID()
+		ctx = s.tracer.Start(ctx, o.op)
+		o.ctx = ctx
 	}
+	return ctx, o
 }
 
-// The method `acquiring` reports the start of an acquisition to the tracer. The caller calls the
-// returned function `end` once.
-func (t *tracers) acquiring(ctx context.Context, op func() Op) (end func(hold string, err error)) {
-	if t.tracer == nil {
-		return func(string, error) {}
+// The method `end` reports the end of o.
+func (o *operation) end(err error) {
+	if o.op.Kind == OpAcquire {
+		o.s.m.Waited(o.op.Name, o.op.Path, o.began, err)
 	}
-	now := op()
-	_, end = t.start(ctx, OpAcquire, &now)
-	return end
+	o.endSpan(err)
 }
 
-// The method `holding` reports the start of a hold to the tracer. The first call of the returned
-// function `end` reports the end of the hold.
-func (t *tracers) holding(ctx context.Context, op Op) (_ context.Context, end func(err error)) {
-	op.Kind = OpHold
-	ctx = t.tracer.Start(ctx, op)
-	var once sync.Once
-	return ctx, func(err error) {
-		once.Do(func() { t.tracer.End(ctx, op, err) })
+// The method `endSpan` reports the end of o to the tracer alone.
+func (o *operation) endSpan(err error) {
+	if o.ctx == nil {
+		return
 	}
+	if o.op.Kind != OpHold { // after a loss, the Session may have another ZooKeeper session
+		o.op.Session = o.s.ID()
+	}
+	o.s.tracer.End(o.ctx, o.op, err)
 }
 
-// The method `follow` reports the hold of g to the tracer, from now until g ends. It returns the
-// context that the tracer makes from ctx.
-func (t *tracers) follow(ctx context.Context, op func() Op, g *lock.Grant) context.Context {
-	if t.tracer == nil || g == nil {
+// The method `got` reports that the wait o has ended with the grant g, and that a hold begins. The
+// hold lasts until g ends. The returned context is for the work with the hold.
+func (o *operation) got(ctx context.Context, g *lock.Grant) context.Context {
+	if o.ctx != nil {
+		o.op.Hold = g.Name()
+	}
+	if o.end(nil); o.ctx == nil {
 		return ctx
 	}
-	now := op()
-	now.Hold = g.Name()
-	ctx, end := t.holding(ctx, now)
-	g.Follow(end)
+	held := o.op
+	held.Kind = OpHold
+	ctx, hold := o.s.begin(ctx, held)
+	g.Follow(hold.end)
 	return ctx
 }
 
-// The method `got` reports a grant that was acquired without a wait: it calls the methods
-// `acquiring` and `follow`.
-func (t *tracers) got(ctx context.Context, op func() Op, g *lock.Grant) {
-	t.acquiring(ctx, op)(g.Name(), nil)
-	t.follow(ctx, op, g)
-}
-
-// The method `waiting` reports the start of a wait of a Barrier, WaitGroup or Cond to the tracer.
-func (t *tracers) waiting(ctx context.Context, primitive, path string) (_ context.Context, end func(err error)) {
-	if t == nil || t.tracer == nil {
-		return ctx, func(error) {}
+// The method `waiting` calls f, the wait of a Barrier, WaitGroup or Cond, and reports it to the
+// tracer. f gets the context that the tracer makes from ctx. If ctx has ended the wait, the error
+// says how long the wait was.
+func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context.Context) error) error {
+	traced, o := m.s.begin(ctx, Op{Kind: OpWait, Primitive: primitive, Name: "wait", Path: m.path})
+	err := f(traced)
+	if m.s != nil {
+		err = waited(ctx, m.s.m, o.began, err)
 	}
-	op := t.traced(primitive, "wait", path)
-	ctx, done := t.start(ctx, OpWait, &op)
-	return ctx, func(err error) { done("", err) }
+	o.end(err)
+	return opError("wait", m.path, err)
 }
 
 // The method `queueing` reports the start of an operation with n elements of a queue to the
 // tracer. The caller calls `end` with the number of elements that it has sent, received or settled.
-func (t *tracers) queueing(ctx context.Context, name, path string, n int) (_ context.Context, end func(n int, err error)) {
-	if t == nil || t.tracer == nil {
-		return ctx, func(int, error) {}
-	}
-	op := t.traced("queue", name, path)
-	op.Count = n
-	ctx, done := t.start(ctx, OpQueue, &op)
-	return ctx, func(n int, err error) { op.Count = n; done("", err) }
+func (m *made) queueing(ctx context.Context, name string, n int) (_ context.Context, end func(n int, err error)) {
+	ctx, o := m.s.begin(ctx, Op{Kind: OpQueue, Primitive: "queue", Name: name, Path: m.path, Count: n})
+	return ctx, func(n int, err error) { o.op.Count = n; o.end(err) }
 }
 
 // An Observer receives the events of a Session, for metrics. Observe must not block, but may call

@@ -111,8 +111,8 @@ func dropWish(inc *session.Incarnation, path string) {
 // made the wish.
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
-		names, _, err := inc.Children(ctx, e.local.Line.Dir)
-		if err != nil && !session.IsNoNode(err) {
+		names, err := inc.Names(ctx, e.local.Line.Dir)
+		if err != nil {
 			return e.endedEarly(inc, err)
 		}
 		all, err := e.local.Line.InOrder(ctx, inc, names)

@@ -69,7 +69,7 @@ func (v Version) String() string {
 
 // NewValue returns the Value at path.
 func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
-	c := newValueConfig(opts)
+	c := valueSetup(opts)
 	return &Value[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
 }
 
@@ -321,30 +321,14 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 // Watch returns a channel, and sends the value on it now and after each change. It never sends an
 // older value again. Without a value, it waits.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
-	out := make(chan T)
-	if v.misuse() != nil {
-		close(out)
-		return out
-	}
-	v.s.m.Spawn(func() {
-		defer close(out)
-		w := valueWatch[T]{v: v, out: out}
-		err := v.s.m.During(ctx, func(inc *session.Incarnation) error { return w.follow(ctx, inc) })
-		if ctx.Err() == nil && v.s.m.Failure() == nil {
-			v.s.m.Log.Error("zsync: cannot watch", "path", v.path, "err", err)
-		}
+	return watching(ctx, &v.made, func(out chan<- T) error {
+		var told Version // of the last value that was sent or could not be decoded
+		return v.s.m.During(ctx, func(inc *session.Incarnation) error { return v.follow(ctx, inc, out, &told) })
 	})
-	return out
 }
 
-// A valueWatch is one call of Watch in progress.
-type valueWatch[T any] struct {
-	v    *Value[T]
-	out  chan<- T
-	told Version // the Version of the last value that was sent or could not be decoded
-}
-
-// The method `follow` sends every value that it reads within one session.
+// The method `follow` sends every value that it reads within one session, unless its Version is
+// *told.
 //
 // Within a session, no read is older than the read before it: a server that lags behind the client
 // refuses the client's connection. The first read of a session is not older than the last read of
@@ -352,51 +336,28 @@ type valueWatch[T any] struct {
 // applied that transaction. The call of Sync makes the very first value at least as new as the call
 // of Watch. Versions are compared for equality only: the counter wraps, so it does not show which
 // of two values is older.
-func (w *valueWatch[T]) follow(ctx context.Context, inc *session.Incarnation) error {
-	if err := inc.Sync(ctx, w.v.full()); err != nil {
+func (v *Value[T]) follow(ctx context.Context, inc *session.Incarnation, out chan<- T, told *Version) error {
+	if err := inc.Sync(ctx, v.full()); err != nil {
 		return err
 	}
-	for {
-		err := w.next(ctx, inc)
-		if session.IsNoNode(err) {
-			err = inc.AwaitMade(ctx, w.v.full())
+	return inc.Follow(ctx, v.full(), func(n session.Node, change *conn.Watch) error {
+		version := versionOf(n.Stat)
+		if version == *told || session.Unstored(n.Data, n.Stat) {
+			return nil
 		}
-		if err != nil {
-			return err
+		x, err := v.decode(n.Data)
+		switch {
+		case err == ErrNoValue:
+			return nil
+		case err != nil:
+			inc.Manager.Log.Error("zsync: cannot watch a value", "path", v.path, "version", version, "err", err)
+			*told = version
+			return nil
 		}
-	}
-}
-
-// The method `next` sends the value, unless it was sent already. Then it waits for a change.
-func (w *valueWatch[T]) next(ctx context.Context, inc *session.Incarnation) error {
-	change := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: w.v.full()})
-	defer inc.Watches.Leave(change)
-	data, stat, err := inc.Get(ctx, w.v.full())
-	if err != nil {
+		sent, err := session.Offer(ctx, inc, change, out, x)
+		if sent {
+			*told = version
+		}
 		return err
-	}
-	version := versionOf(stat)
-	if version == w.told || session.Unstored(data, stat) {
-		return inc.AwaitFired(ctx, change)
-	}
-	x, err := w.v.decode(data)
-	if err == ErrNoValue {
-		return inc.AwaitFired(ctx, change)
-	}
-	if err != nil {
-		inc.Manager.Log.Error("zsync: cannot watch a value", "path", w.v.path, "version", version, "err", err)
-		w.told = version
-		return inc.AwaitFired(ctx, change)
-	}
-	select {
-	case w.out <- x:
-		w.told = version
-		return inc.AwaitFired(ctx, change)
-	case <-change.Fired:
-		return nil // the reader gets the newer value
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return session.ErrEnded
-	}
+	})
 }

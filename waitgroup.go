@@ -3,7 +3,6 @@ package zsync
 import (
 	"context"
 	"math"
-	"time"
 
 	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/session"
@@ -58,13 +57,7 @@ func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c
 func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	var c waitGroupConfig
 	var err error
-	for i, o := range opts {
-		if o == nil {
-			err = session.Invalid("WaitGroup option %d is nil", i)
-			continue
-		}
-		o(&c)
-	}
+	session.ApplyEach("WaitGroup", opts, &err, func(o WaitGroupOption) { o(&c) })
 	wg := &WaitGroup{made: made{s: s, path: path}}
 	if wg.err = checkNew(s, path, err); wg.err == nil {
 		wg.tally = s.tallies.Of(s.m, s.m.Full(path), c.keep)
@@ -134,14 +127,12 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 // Wait waits until no task is open. If another program's znode is among the znodes with
 // open tasks, Wait and Count return [ErrInvalid].
 func (wg *WaitGroup) Wait(ctx context.Context) error {
-	ctx, end := wg.tracers().waiting(ctx, "waitgroup", wg.path)
-	err := wg.misuse()
-	if err == nil {
-		start := time.Now()
-		err = wg.s.waited(ctx, start, wg.tally.Wait(ctx))
-	}
-	end(err)
-	return opError("wait", wg.path, err)
+	return wg.waiting(ctx, "waitgroup", func(ctx context.Context) error {
+		if wg.misuse() != nil {
+			return wg.misuse()
+		}
+		return wg.tally.Wait(ctx)
+	})
 }
 
 // Count returns the number of open tasks. If the tasks change all the time, Count reads the numbers
@@ -179,18 +170,14 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	if ctx.Err() != nil {
 		return session.CtxErr(ctx)
 	}
-	start := time.Now()
-	traced := func() Op { return wg.s.tracers.traced("double barrier", "enter", wg.path) }
-	end := wg.s.tracers.acquiring(ctx, traced)
+	_, o := wg.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "double barrier", Name: "enter", Path: wg.path})
 	g, err := wg.double.Enter(ctx, n)
-	err = wg.s.waited(ctx, start, err)
-	wg.s.m.Waited("enter", wg.path, start, err)
 	if err != nil {
-		end("", err)
+		err = waited(ctx, wg.s.m, o.began, err)
+		o.end(err)
 		return err
 	}
-	end(g.Name(), nil)
-	wg.s.tracers.follow(ctx, traced, g)
+	o.got(ctx, g)
 	return nil
 }
 

@@ -894,7 +894,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 // Parties returns the names of all parties in the room, in order. The function `inside` reports
 // whether the party names[i] is inside.
 func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
-	names, _, err = inc.Children(ctx, b.room)
+	names, err = inc.Names(ctx, b.room)
 	if err != nil {
 		return nil, nil, err
 	}

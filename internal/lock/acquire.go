@@ -386,8 +386,8 @@ func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0]
 // lists the line after a sync. Without the sync, a lagging server could show a contender that had
 // left before the call.
 func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
-	names, _, err := inc.ChildrenFresh(ctx, l.Dir)
-	if err != nil && !session.IsNoNode(err) {
+	names, err := inc.NamesFresh(ctx, l.Dir)
+	if err != nil {
 		return false, err
 	}
 	ahead := ParseChildren(names, l.Bases...)

@@ -309,7 +309,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	if c.traced() {
 		l := c.traceLine(trace.Move)
 		l.From = was
-		c.Line.Manager.Trace.Held(c.Path, l)
+		c.record(c.Path, l)
 	}
 	c.renew()
 	c.guardLocked()
@@ -456,19 +456,13 @@ func (c *Claim) traceUse(event string, use int) {
 	if !c.traced() {
 		return
 	}
-	t, l := c.Line.Manager.Trace, c.traceLine(event)
+	l := c.traceLine(event)
 	l.Use = use
 	switch event {
-	case trace.Loss:
-		t.Lost(c.Path, c.Line.Manager.TraceLoss(l, c.lost.Cause()))
-		return
 	case trace.Token:
 		l.Token, l.Zxid, l.Blind = c.token, c.token, false
 	case trace.Grant:
-		if l.From = c.beside; use == 1 {
-			t.Held(c.Path, l)
-			return
-		}
+		l.From = c.beside
 	}
-	t.Line(l)
+	c.record(c.Path, l)
 }

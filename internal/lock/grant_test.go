@@ -95,8 +95,7 @@ func TestALimitThatComesTooLateEndsNothing(t *testing.T) {
 		c, err := mutexOf(m, "/l").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
 		harness.Must(t, err)
 		g := c.Grant("lock")
-		limits := &Limits{Lost: func(int64, error, time.Time) error { return session.ErrLost }}
-		c.giveUp(limits, nil, func() bool { return false })
+		c.giveUp(nil, func() bool { return false })
 		time.Sleep(harness.Timeout)
 		stat, err := incarnation(t, m).Exists(t.Context(), c.Znode())
 		harness.Must(t, err)

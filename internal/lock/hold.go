@@ -149,6 +149,15 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	return true
 }
 
+// The method `record` writes l, a record of the trace about the znode at `path`.
+func (h *Hold) record(path string, l trace.Record) {
+	m := h.Incarnation.Manager
+	if l.Event == trace.Loss {
+		l = m.TraceLoss(l, h.lost.Cause())
+	}
+	m.Trace.Hold(path, l)
+}
+
 // The method `count` adds h to the gauge of holds, or subtracts h.
 func (h *Hold) count(sign int64) {
 	if h.state == held {
@@ -269,9 +278,8 @@ func (h *Hold) observeRelease() {
 // released h, or after the time LossTime at the latest. Until then, the holder can notice the loss,
 // and the servers grant the lock to no other session. A holder that is cut off from the servers
 // also has the time LossTime to notice its loss.
-func (h *Hold) giveUp(l *Limits, why error, so func() bool) {
-	inc := h.Incarnation
-	if !h.lose(l.Lost(inc.ID.Load(), why, time.Now()), so) {
+func (h *Hold) giveUp(why error, so func() bool) {
+	if !h.lose(h.Incarnation.GivenUp(why), so) {
 		return
 	}
 	h.withdraw()
@@ -396,9 +404,8 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 // Limits are for a process that is connected but may hang. When a hold of this process reaches a
 // limit, the hold ends.
 type Limits struct {
-	Max    time.Duration                                       // longest duration of a hold; 0 means no limit
-	Health func(ctx context.Context) error                     // called during a hold, if not nil
-	Lost   func(session int64, why error, now time.Time) error // returns the ErrLost
+	Max    time.Duration                   // longest duration of a hold; 0 means no limit
+	Health func(ctx context.Context) error // called during a hold, if not nil
 }
 
 // The method `limited` starts the limits of h. When h reaches a limit, and `so()` is true at that
@@ -410,7 +417,7 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)
 	if l.Max > 0 {
-		timer := time.AfterFunc(most, func() { h.giveUp(l, fmt.Errorf("held longer than WithMaxHold (%v)", l.Max), so) })
+		timer := time.AfterFunc(most, func() { h.giveUp(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max), so) })
 		context.AfterFunc(ctx, func() { timer.Stop() })
 	}
 	if l.Health != nil {
@@ -423,7 +430,7 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 					return
 				}
 				if err := l.ask(ctx, period); err != nil {
-					h.giveUp(l, err, so)
+					h.giveUp(err, so)
 					return
 				}
 			}

@@ -463,10 +463,10 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 }
 
 // First returns the name of the first contender, or "" if there is none. The function `list` lists
-// the children of a znode: it is Incarnation.Children or ChildrenFresh.
-func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, *zk.Stat, error)) (string, error) {
-	names, _, err := list(ctx, l.Dir)
-	if err != nil && !session.IsNoNode(err) {
+// the children of a znode: it is Incarnation.Names or NamesFresh.
+func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, error)) (string, error) {
+	names, err := list(ctx, l.Dir)
+	if err != nil {
 		return "", err
 	}
 	all, err := l.InOrder(ctx, inc, names)
@@ -481,11 +481,11 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 // `known` is the name of the last known first contender, or "". If this is still the first
 // contender, ReadFirst takes one round trip. If not, it takes two.
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
-	list := inc.ChildrenFresh
+	list := inc.NamesFresh
 	if known != "" {
-		list = func(ctx context.Context, path string) (names []string, _ *zk.Stat, err error) {
-			names, n, err = inc.ChildrenFreshBeside(ctx, path, session.ChildPath(path, known))
-			return names, nil, err
+		list = func(ctx context.Context, path string) (names []string, err error) {
+			names, n, err = inc.NamesFreshBeside(ctx, path, session.ChildPath(path, known))
+			return names, err
 		}
 	}
 	for {
@@ -496,7 +496,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 			return name, n, err
 		}
 		// The first contender has left between the listing and the read. List the line again.
-		list, known = inc.Children, ""
+		list, known = inc.Names, ""
 	}
 }
 

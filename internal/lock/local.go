@@ -449,14 +449,8 @@ func (l *Lock) behindAt(p *Place, before int) *Behind {
 	return new(Behind)
 }
 
-// Waited reports a wait for a hold in `mode` to the observer.
-func (l *Lock) Waited(mode HoldMode, start time.Time, err error) {
-	l.Manager.Waited(l.Entry(mode).Op, l.Path, start, err)
-}
-
 // Try makes one attempt to acquire. If another contender blocks it, Try returns nil.
 func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
-	start := time.Now()
 	l.mu.Lock()
 	g, busy := l.atOnce(mode)
 	l.mu.Unlock()
@@ -479,7 +473,6 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 			return nil, nil
 		}
 	}
-	l.Waited(mode, start, nil)
 	return g, nil
 }
 
@@ -808,7 +801,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	l.read(h)
 	l.serve()
 	l.mu.Unlock()
-	l.Waited(Shared, start, nil)
+	l.Manager.Waited(e.Op, l.Path, start, nil)
 	r := c.Incarnation.Remove(former)
 	select { // wait for the deletion of the write znode; in every case, the downgrade is done
 	case <-r.Done:

@@ -142,11 +142,11 @@ func (p *Permits) limit() {
 	}
 	if len(p.taken) > 0 {
 		first := p.taken[0].at
-		p.free = p.limited(&Limits{Max: l.Max, Lost: l.Lost}, time.Until(first.Add(l.Max)), func() bool {
+		p.free = p.limited(&Limits{Max: l.Max}, time.Until(first.Add(l.Max)), func() bool {
 			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // false if the oldest permits have just been released
 		})
 		if p.health == nil {
-			p.health = p.limited(&Limits{Health: l.Health, Lost: l.Lost}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
+			p.health = p.limited(&Limits{Health: l.Health}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
 		}
 	}
 }
@@ -391,24 +391,18 @@ func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 // traceEach writes one record for each element of `leases`. For the event trace.Move, `from` is the
 // path before the move.
 func (p *Permits) traceEach(event, from string, leases ...Permit) {
-	t := p.Pool.Manager.Trace
-	if t == nil || event == trace.Token {
+	if p.Pool.Manager.Trace == nil || event == trace.Token {
 		return
 	}
 	for _, l := range leases {
 		line := p.Incarnation.TraceLine(event, trace.Semaphore, p.Pool.Root, session.BaseName(l.Path))
 		line.Permits = l.Weight
 		switch event {
-		case trace.Loss:
-			t.Lost(l.Path, p.Pool.Manager.TraceLoss(line, p.lost.Cause()))
 		case trace.Move:
 			line.From, line.Limit = session.BaseName(from), p.Pool.Limit.Load()
-			t.Held(l.Path, line)
 		case trace.Grant:
 			line.Use, line.Limit = 1, p.Pool.Limit.Load()
-			t.Held(l.Path, line)
-		default:
-			t.Line(line)
 		}
+		p.record(l.Path, line)
 	}
 }

@@ -18,7 +18,7 @@ import (
 // only when the znode is deleted. A change of its data, such as a fencing token, does not wake the
 // caller.
 func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
-	return inc.WhileThere(ctx, path, func(w *conn.Watch) error { return inc.AwaitFired(ctx, w) })
+	return inc.WhileThere(ctx, path, func(*zk.Stat, *conn.Watch) error { return nil })
 }
 
 // AwaitAllGone waits until there is no znode at any of `paths`. It costs one round trip for all
@@ -47,14 +47,17 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 	return err
 }
 
-// WhileThere is AwaitGone with one difference: it calls f to wait for the watch w. The function f
-// must return when w has fired.
-func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *conn.Watch) error) error {
+// WhileThere is AwaitGone with one difference: before each wait, it calls f with the znode's Stat
+// and the watch w. An error of f ends the wait.
+func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(stat *zk.Stat, w *conn.Watch) error) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
-		_, _, err := inc.Children(ctx, path)
+		_, stat, err := inc.Children(ctx, path)
 		if err == nil {
-			err = f(w)
+			err = f(stat, w)
+		}
+		if err == nil {
+			err = inc.AwaitFired(ctx, w)
 		}
 		inc.Watches.Leave(w)
 		switch {
@@ -65,6 +68,45 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(w *c
 		case w.Event == zk.EventNodeDeleted:
 			return nil
 		}
+	}
+}
+
+// Follow calls f with the znode at path, now and after each change, until f returns an error. While
+// there is no znode, Follow waits for one. The watch w fires at the next change. f may return
+// before that.
+func (inc *Incarnation) Follow(ctx context.Context, path string, f func(n Node, w *conn.Watch) error) error {
+	for {
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
+		data, stat, err := inc.Get(ctx, path)
+		there := !IsNoNode(err)
+		if err == nil {
+			err = f(Node{data, stat}, w)
+		}
+		if err == nil {
+			err = inc.AwaitFired(ctx, w)
+		}
+		inc.Watches.Leave(w)
+		if !there {
+			err = inc.AwaitMade(ctx, path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Offer sends v on the channel `out`, and reports whether a reader has received it. If w fires
+// first, v is out of date, and Offer returns false.
+func Offer[T any](ctx context.Context, inc *Incarnation, w *conn.Watch, out chan<- T, v T) (sent bool, err error) {
+	select {
+	case out <- v:
+		return true, nil
+	case <-w.Fired:
+		return false, nil
+	case <-ctx.Done():
+		return false, CtxErr(ctx)
+	case <-inc.Ctx.Done():
+		return false, ErrEnded
 	}
 }
 

@@ -172,21 +172,24 @@ func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]strin
 	return l.names, l.stat, err
 }
 
-// ChildrenFreshBeside is ChildrenFresh for dir, and also reads the znode at path in the same round
-// trip. That znode is usually a child of dir. n.Stat is nil if the znode does not exist or cannot
-// be read.
-func (inc *Incarnation) ChildrenFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
+// NamesFresh is Names with a result that is not older than the call, in one round trip.
+func (inc *Incarnation) NamesFresh(ctx context.Context, path string) ([]string, error) {
+	return orNone(inc.ChildrenFresh(ctx, path))
+}
+
+// NamesFreshBeside is NamesFresh for dir, and also reads the znode at path in the same round trip.
+// That znode is usually a child of dir. n.Stat is nil if the znode does not exist or cannot be
+// read.
+func (inc *Incarnation) NamesFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
 	var listed *pending[listing]
 	var read *pending[Node]
 	err = inc.retryFresh(ctx, dir, func(b *batch) { listed, read = add(b, childrenCall(dir)), add(b, getCall(path)) })
-	if err == nil {
-		err = listed.err
-	}
 	if err != nil {
 		return nil, n, err
 	}
 	if read.err == nil {
 		n = read.val
 	}
-	return listed.val.names, n, nil
+	names, err = orNone(listed.val.names, nil, listed.err)
+	return names, n, err
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"reflect"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -27,12 +28,23 @@ type Config struct {
 	Log           *slog.Logger
 	Owner         string // written into the znodes of a line
 	Retry         RetryPolicy
-	Observe       func(Report)                                              // or nil
-	Lost          func(why LossCause, session int64, since time.Time) error // makes an ErrLost
+	Observe       func(Report)                                                           // or nil
+	Lost          func(why LossCause, session int64, since time.Time, cause error) error // makes an ErrLost; `cause` may be nil
 	LossOnSuspend bool
 	CloseTimeout  time.Duration                   // how long Close waits for functions; a negative value means the session timeout
 	Trace         io.Writer                       // or nil
 	Reason        func(error) (string, time.Time) // for the trace: returns the reason of a loss, in one word, and the time of the loss
+}
+
+// ApplyEach calls `apply` for each option of a constructor. If an option is nil, it sets *err.
+func ApplyEach[O any](what string, opts []O, err *error, apply func(O)) {
+	for i, o := range opts {
+		if v := reflect.ValueOf(o); !v.IsValid() || v.Kind() == reflect.Func && v.IsNil() {
+			*err = Invalid("%s option %d is nil", what, i)
+			continue
+		}
+		apply(o)
+	}
 }
 
 // A RetryPolicy paces attempts. The first repetition is immediate. The delay before the n'th of the

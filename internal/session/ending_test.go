@@ -100,11 +100,11 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 			var since time.Time
 			inc := live(t, open(t, srv, func(c *Config) {
 				lost := c.Lost
-				c.Lost = func(w LossCause, id int64, s time.Time) error {
+				c.Lost = func(w LossCause, id int64, s time.Time, cause error) error {
 					mu.Lock()
 					defer mu.Unlock()
 					why, since = w, s
-					return lost(w, id, s)
+					return lost(w, id, s, cause)
 				}
 			}))
 			synctest.Wait() // the watchdog has looked, and waits

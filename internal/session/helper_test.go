@@ -35,7 +35,7 @@ func testConfig() Config {
 		Log:     slog.New(slog.DiscardHandler),
 		Owner:   "test",
 		Retry:   RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
-		Lost: func(why LossCause, _ int64, _ time.Time) error {
+		Lost: func(why LossCause, _ int64, _ time.Time, _ error) error {
 			if why == LossClosed {
 				return errors.Join(ErrLost, ErrClosed)
 			}

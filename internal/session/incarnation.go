@@ -379,7 +379,7 @@ func (inc *Incarnation) Alive() bool {
 func (inc *Incarnation) Lose(why LossCause) { inc.loseSince(why, time.Now()) }
 
 func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
-	lost := inc.Manager.Config.Lost(why, inc.ID.Load(), since)
+	lost := inc.Manager.Config.Lost(why, inc.ID.Load(), since, nil)
 	inc.seal(lost)
 }
 
@@ -391,7 +391,7 @@ func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 // abandoned once.
 func (inc *Incarnation) giveUp() {
 	inc.abandon() // this comes before `end`, because `shut` reads the time after `end`
-	inc.end(inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now()))
+	inc.end(inc.GivenUp(nil))
 }
 
 // The method `abandon` records the time at which the session was abandoned. At that time, the
@@ -644,7 +644,7 @@ func (inc *Incarnation) EndError(cause error) error {
 	if errors.Is(cause, ErrLost) {
 		return cause
 	}
-	lost := inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now())
+	lost := inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now(), nil)
 	if cause == nil || errors.Is(cause, ErrClosed) {
 		return lost
 	}
@@ -656,5 +656,11 @@ func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx
 
 // Deleted returns the loss of a hold in this session after the hold's znode was deleted.
 func (inc *Incarnation) Deleted() error {
-	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now())
+	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now(), nil)
+}
+
+// GivenUp returns the loss of a hold, or of all holds of this session, that this process ends
+// itself. The argument `why` may be nil.
+func (inc *Incarnation) GivenUp(why error) error {
+	return inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now(), why)
 }

@@ -101,7 +101,7 @@ func (c *slowConn) Close() error {
 // has a tenth of its timeout like everybody else: the servers are not asked to end
 // it at once.
 func TestASessionThatEndsInAHandshakeIsNotClosedBeforeItsHoldersHadTheirTime(t *testing.T) {
-	lose := func(inc *Incarnation) { inc.end(inc.Manager.Config.Lost(LossCutOff, inc.ID.Load(), time.Now())) }
+	lose := func(inc *Incarnation) { inc.end(inc.Manager.Config.Lost(LossCutOff, inc.ID.Load(), time.Now(), nil)) }
 	for name, end := range map[string]func(inc *Incarnation){
 		"given up": (*Incarnation).giveUp,
 		"lost":     lose,

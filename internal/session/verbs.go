@@ -76,7 +76,11 @@ func (inc *Incarnation) Children(ctx context.Context, path string) ([]string, *z
 
 // Names lists the children of a znode. A znode that does not exist has no children.
 func (inc *Incarnation) Names(ctx context.Context, path string) ([]string, error) {
-	names, _, err := inc.Children(ctx, path)
+	return orNone(inc.Children(ctx, path))
+}
+
+// orNone returns the names of a listing, or no name if the listed znode does not exist.
+func orNone(names []string, _ *zk.Stat, err error) ([]string, error) {
 	if IsNoNode(err) {
 		return nil, nil
 	}

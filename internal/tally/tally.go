@@ -133,13 +133,10 @@ func (t *Tally) Wait(ctx context.Context) error {
 	defer m.Waiters.Add(-1)
 	return m.During(ctx, func(inc *session.Incarnation) error {
 		// The first listing must be fresh: a server that lags may not show the tasks yet.
-		list := inc.ChildrenFresh
+		list := inc.NamesFresh
 		for {
-			names, _, err := list(ctx, dir)
-			list = inc.Children
-			if session.IsNoNode(err) {
-				return nil
-			}
+			names, err := list(ctx, dir)
+			list = inc.Names
 			if err != nil {
 				return err
 			}
@@ -702,20 +699,17 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 
 // The method `read` reads all znodes with open tasks, ordered by path.
 func (t *Tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
-	return t.readFrom(ctx, inc, inc.ChildrenFresh)
+	return t.readFrom(ctx, inc, inc.NamesFresh)
 }
 
 // readAgain reads the same znodes as the method `read`, but without a sync: after `read`,
 // the server has caught up.
 func (t *Tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
-	return t.readFrom(ctx, inc, inc.Children)
+	return t.readFrom(ctx, inc, inc.Names)
 }
 
-func (t *Tally) readFrom(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, *zk.Stat, error)) ([]openTasks, error) {
-	names, _, err := list(ctx, t.dir)
-	if session.IsNoNode(err) {
-		return nil, nil
-	}
+func (t *Tally) readFrom(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) ([]openTasks, error) {
+	names, err := list(ctx, t.dir)
 	if err != nil {
 		return nil, err
 	}

@@ -162,26 +162,21 @@ func (t *Writer) putLocked(l Record) {
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
-// Held writes l, the record of the beginning of a hold. The argument `full` is the path of the
-// hold's znode, with the chroot. [Writer.Gone] must be called when that znode is deleted.
-func (t *Writer) Held(full string, l Record) {
+// Hold writes l, a record about the hold whose znode is at the path `full`, with the chroot. After
+// a grant or a move, [Writer.Gone] must be called when that znode is deleted, unless the hold is
+// lost.
+func (t *Writer) Hold(full string, l Record) {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.held[full] = Record{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}
-	t.lineLocked(l)
-}
-
-// Lost writes l, the record of the loss of a hold. The argument `full` is as in [Writer.Held].
-func (t *Writer) Lost(full string, l Record) {
-	if t == nil {
-		return
+	switch l.Event {
+	case Grant, Move:
+		t.held[full] = Record{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}
+	case Loss:
+		delete(t.held, full)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.held, full)
 	t.lineLocked(l)
 }
 

@@ -14,7 +14,7 @@ func BenchmarkHold(b *testing.B) {
 	for b.Loop() {
 		grant, release := line, line
 		grant.Event, release.Event = Grant, Release
-		w.Held("/locks/backup/x", grant)
+		w.Hold("/locks/backup/x", grant)
 		w.Line(release)
 		w.Gone("/locks/backup/x", 0x100000007)
 		w.mu.Lock()

@@ -26,7 +26,7 @@ func Open(t testing.TB, addrs []string, dial zk.Dialer, changes ...func(*session
 		Owner:   "test",
 		Retry:   session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 		Dialer:  dial,
-		Lost: func(why session.LossCause, _ int64, _ time.Time) error {
+		Lost: func(why session.LossCause, _ int64, _ time.Time, _ error) error {
 			if why == session.LossClosed {
 				return errors.Join(session.ErrLost, session.ErrClosed)
 			}
