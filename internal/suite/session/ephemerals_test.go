@@ -25,22 +25,25 @@ var long = "/" + strings.Repeat("x", 900)
 // than 2 MiB.
 func TestASessionCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtItsEnd(t *testing.T) {
 	t.Run("locks", func(t *testing.T) {
-		fillWith(t, func(t *testing.T, s *zsync.Session, path string) (create, drop func() error) {
+		fillWith(t, 1<<20-1000, func(t *testing.T, s *zsync.Session, path string) (create, drop func() error) {
 			m := zsync.NewMutex(s, path)
 			return func() error { return m.Lock(t.Context()) }, m.Unlock
 		})
 	})
 	t.Run("tasks", func(t *testing.T) {
-		fillWith(t, func(t *testing.T, s *zsync.Session, path string) (create, drop func() error) {
+		// Add counts a task twice for a moment: when it has the reply, and until it returns. So other calls at that
+		// moment may be refused although there is room.
+		fillWith(t, 1<<19, func(t *testing.T, s *zsync.Session, path string) (create, drop func() error) {
 			wg := zsync.NewWaitGroup(s, path)
 			return func() error { return wg.Add(t.Context(), 1) }, wg.Done
 		})
 	})
 }
 
-// The function fillWith creates ephemeral znodes until the session has no room. The argument make returns a function
-// that creates a znode, and one that deletes it.
-func fillWith(t *testing.T, make func(t *testing.T, s *zsync.Session, path string) (create, drop func() error)) {
+// The function fillWith creates ephemeral znodes until the session has no room: first many at a time, then one after the
+// other. The argument make returns a function that creates a znode, and one that deletes it. The paths of the znodes that
+// are created at a time must have at least `least` bytes.
+func fillWith(t *testing.T, least int, make func(t *testing.T, s *zsync.Session, path string) (create, drop func() error)) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := suite.Open(t, srv), suite.Open(t, srv)
 		type znode struct{ create, drop func() error }
@@ -61,13 +64,16 @@ func fillWith(t *testing.T, make func(t *testing.T, s *zsync.Session, path strin
 				})
 			}
 			all.Wait()
-			size := 0
-			for _, path := range suite.Ephemerals(srv, s.ID()) {
-				size += 4 + len(path)
+			wantSize(t, srv, s, least)
+			for !t.Failed() {
+				create, drop := make(t, s, fmt.Sprintf("%s/%x-%d", long, s.ID(), len(held)+1500))
+				if err := create(); err != nil {
+					harness.WantErr(t, err, zsync.ErrTooLarge)
+					break
+				}
+				held = append(held, znode{create, drop})
 			}
-			if size > 1<<20 || size < 900_000 {
-				t.Errorf("%d znodes, with paths of %d bytes", len(held), size)
-			}
+			wantSize(t, srv, s, 1<<20-1000)
 			return held
 		}
 		held := fill(s)
@@ -79,6 +85,18 @@ func fillWith(t *testing.T, make func(t *testing.T, s *zsync.Session, path strin
 		}
 		fill(s)
 	})
+}
+
+// The function wantSize checks the size of the paths of a session's ephemeral znodes.
+func wantSize(t *testing.T, srv *zktest.Server, s *zsync.Session, least int) {
+	t.Helper()
+	size := 0
+	for _, path := range suite.Ephemerals(srv, s.ID()) {
+		size += 4 + len(path)
+	}
+	if size > 1<<20 || size < least {
+		t.Errorf("ephemeral znodes with paths of %d bytes, want at least %d and at most 1 MiB", size, least)
+	}
 }
 
 func TestAClaimOfAQueueNeedsRoomForItsEphemeralZnode(t *testing.T) {
