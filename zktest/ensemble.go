@@ -188,8 +188,8 @@ func (e *Ensemble) member(i int) *member {
 
 func (e *Ensemble) majority() int { return len(e.members)/2 + 1 }
 
-// Leader returns the member that leads, or -1 if none does. If there is also an older leader that
-// has not noticed its replacement, Leader returns the newer leader.
+// Leader returns the member that leads, or -1 if none does. A leader whose replacement has been
+// elected does not count, whether it has noticed that or not, and even if its replacement is down.
 func (e *Ensemble) Leader() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -199,15 +199,16 @@ func (e *Ensemble) Leader() int {
 	return -1
 }
 
-// The method `leading` returns the newest leadership, or nil.
+// The method `leading` returns the leadership of the newest epoch, or nil if that leadership has
+// ended.
 func (e *Ensemble) leading() *leadership {
-	var newest *leadership
+	var newest *member
 	for _, m := range e.members {
-		if m.ld != nil && (newest == nil || m.epoch > newest.m.epoch) {
-			newest = m.ld
+		if newest == nil || m.epoch > newest.epoch || m.epoch == newest.epoch && m.ld != nil {
+			newest = m
 		}
 	}
-	return newest
+	return newest.ld
 }
 
 // Serving reports whether member i leads or follows in its own view, so that it serves clients. The

@@ -395,6 +395,26 @@ func TestALeaderThatLosesItsFollowersNoticesAfterTheSyncLimit(t *testing.T) {
 	})
 }
 
+func TestADeposedLeaderDoesNotCountAsTheLeader(t *testing.T) {
+	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+		for _, m := range []int{0, 1} {
+			e.CutLosing(m, 2)
+			e.CutLosing(2, m)
+			e.Crash(m)
+			e.Restart(m)
+		}
+		time.Sleep(testLimit / 2)
+		replacement := e.Leader()
+		if replacement == 2 || replacement < 0 || !e.Serving(2) {
+			t.Fatalf("member %d leads, and member 2 serves: %v; want another leader, and that member 2 has not noticed it", replacement, e.Serving(2))
+		}
+		e.Crash(replacement)
+		if l := e.Leader(); l != -1 || !e.Serving(2) {
+			t.Errorf("member %d leads, and member 2 serves: %v; want no leader, and that member 2 has not noticed it", l, e.Serving(2))
+		}
+	})
+}
+
 func TestWhatAMajorityLoggedSurvivesTheLeader(t *testing.T) {
 	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
 		c := client(t, e, 2)
