@@ -101,13 +101,14 @@ func (w *world) ended() bool { return w.broken.Load() || time.Since(w.begun) > w
 
 // The method `states` returns the current states of a process, from allStates.
 func (w *world) states(l *life) (states []string) {
-	if l.s == nil {
+	session := l.session()
+	if session == nil {
 		return []string{"connects"}
 	}
 	if l.closing.Load() != 0 {
 		states = append(states, "closes")
 	}
-	if w.e.Load().MemberOf(l.s.ID()) < 0 {
+	if w.e.Load().MemberOf(session.ID()) < 0 {
 		states = append(states, "is away")
 	}
 	for _, r := range w.resources() {
@@ -139,23 +140,23 @@ func (w *world) states(l *life) (states []string) {
 }
 
 // The method `hit` counts a fault for the current states of the processes that it affects.
-func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
+func (w *world) hit(f fault, member, leader int) {
 	if !w.day {
 		return
 	}
 	w.tally.fault(f.kind)
 	for i := range w.processes {
-		w.mu.Lock()
-		l := w.lives[i]
-		w.mu.Unlock()
+		l := w.current(i)
 		if l == nil {
 			continue
 		}
 		switch f.kind {
-		case "backlog", "restart": // they affect all processes
+		case "backlog", "restart", "stranger": // they affect all processes
 		case "cut", "isolate", "slow", "lag", "crash", "freeze":
-			if at := home(l); at != member && member != leader && at >= 0 {
-				continue
+			if s := l.session(); s != nil && member != leader {
+				if home := w.e.Load().MemberOf(s.ID()); home != member && home >= 0 {
+					continue
+				}
 			}
 		case "deploy": // deploy calls w.tally.hit for each process in its turn
 			continue
@@ -166,6 +167,59 @@ func (w *world) hit(f fault, home func(l *life) int, member, leader int) {
 		}
 		w.tally.hit(f.kind, w.states(l))
 	}
+}
+
+// The method `aim` brings the process of a fault into a rare state, for a few of the faults. Then the
+// fault finds a process that connects, or that closes its Session, or that has just learned that it
+// has lost a hold. The result is the life that the fault finds, or nil.
+func (w *world) aim(f *fault) *life {
+	d := rand.New(rand.NewPCG(f.draw, 1))
+	l := w.present(f.process)
+	if l == nil || l.gone() {
+		return w.current(f.process)
+	}
+	switch d.IntN(12) {
+	case 0:
+		go l.close()
+		select {
+		case l = <-w.connecting: // l, or another process
+		case <-time.After(4 * w.timeout):
+		}
+	case 1:
+		go l.close()
+	case 2:
+		holders := w.holders()
+		if len(holders) == 0 {
+			return l
+		}
+		if l = w.present(holders[d.IntN(len(holders))]); l == nil {
+			return nil
+		}
+		l.under.Add(1) // so most holders keep the hold
+		defer l.under.Add(-1)
+		for m := range w.members {
+			defer w.net.stall(wayOf{l.id(), m, true})()
+		}
+		select {
+		case <-l.lost:
+		case <-time.After(2 * w.timeout):
+		}
+	default:
+		return l
+	}
+	time.Sleep(time.Duration(d.Int64N(int64(4 * w.latency))))
+	f.process = l.process
+	return w.current(f.process)
+}
+
+// The method `current` returns the current life of a process, or nil if the process does not run.
+func (w *world) current(process int) *life {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if l := w.lives[process]; l != nil && !l.crashed.Load() && !l.closed.Load() {
+		return l
+	}
+	return nil
 }
 
 // The method `rouse` makes about half of the processes take a step now, so that they are not idle
@@ -225,13 +279,18 @@ func (w *world) sleep(d time.Duration) bool {
 	return !w.broken.Load()
 }
 
-// The method `deploy` closes the Session of each process in turn, as SIGTERM does. Each process
-// starts again.
+// The method `deploy` closes the Session of each process in turn, as SIGTERM does. The first one is
+// the process of the fault. Each process starts again.
 func (w *world) deploy(f fault) {
 	for i := range w.processes {
-		if l := w.present(i); l != nil && !l.gone() {
+		l := w.current((f.process + i) % w.processes)
+		if l != nil && !l.gone() {
 			w.tally.hit(f.kind, w.states(l))
-			go l.close()
+			if l.session() == nil {
+				l.die() // the signal ends Connect
+			} else {
+				go l.close()
+			}
 		}
 		time.Sleep(f.lasts / 50)
 	}

@@ -179,39 +179,42 @@ func (w *world) occupied(l *life, path string) bool {
 func (w *world) harmOne(f fault) {
 	d := rand.New(rand.NewPCG(f.draw, 0))
 	if w.day {
+		w.mu.Lock()
+		w.shaken++
+		w.shakenAt = time.Now()
+		w.mu.Unlock()
+		defer w.serve(f)
 		w.rouse(d)
 	}
 	if holders := w.holders(); len(holders) > 0 && d.IntN(2) == 0 {
 		f.process = holders[d.IntN(len(holders))]
 	}
 	l, e := w.present(f.process), w.e.Load()
+	if w.day {
+		l = w.aim(&f)
+	}
+	connects := l != nil && l.session() == nil
 	// The member `home` serves the process; -1 means none.
 	leader := e.Leader()
 	home := -1
-	if l != nil {
+	if l != nil && !connects {
 		home = e.MemberOf(l.s.ID())
 	}
 	member, other := f.member, f.other
 	if member < 0 {
 		member = home
 	}
+	if member < 0 && w.day {
+		member = d.IntN(w.members)
+	}
 	if other < 0 {
 		other = leader
 	}
-	w.note("FAULT %v; home %d, leader %d", f, home, leader)
-	w.hit(f, func(l *life) int {
-		if l.s == nil {
-			return -1
-		}
-		return e.MemberOf(l.s.ID())
-	}, member, leader)
-	if w.day {
-		w.mu.Lock()
-		w.shaken++
-		w.shakenAt = time.Now()
-		w.mu.Unlock()
-		defer w.serve(f)
+	if connects && impossible[pair{f.kind, "connects"}] {
+		return
 	}
+	w.note("FAULT %v; home %d, leader %d", f, home, leader)
+	w.hit(f, member, leader)
 	defer w.note("over: %v", f)
 	sleep := func() { time.Sleep(f.lasts) }
 	switch f.kind {
@@ -258,6 +261,9 @@ func (w *world) harmOne(f fault) {
 		defer l.skew.Store(0)
 		sleep()
 	case "kill":
+		if connects {
+			member = -1
+		}
 		w.net.kill(l.id(), member)
 	case "stall":
 		defer w.net.stall(way)()

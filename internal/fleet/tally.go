@@ -55,6 +55,15 @@ func (t *tally) quietly() {
 // allStates has the states of a process, in the order of the table's columns.
 var allStates = []string{"connects", "is idle", "calls", "waits", "holds", "has lost", "is away", "closes"}
 
+// The map `impossible` has the pairs of a fault and a state that exclude each other. A process that
+// connects has no Session that could close or move. A process that closes is not deployed.
+var impossible = map[pair]bool{
+	{"close", "connects"}: true, {"return", "connects"}: true, {"late", "connects"}: true, {"depose", "connects"}: true,
+	{"shorten", "connects"}: true, {"deploy", "closes"}: true,
+}
+
+type pair struct{ fault, state string }
+
 // String returns the number of steps in each arena, and the table of faults and states.
 func (t *tally) String() string {
 	t.mu.Lock()
@@ -72,6 +81,10 @@ func (t *tally) String() string {
 	for _, k := range slices.Sorted(maps.Keys(t.faults)) {
 		fmt.Fprintf(&b, "  %-12s %8d", k, t.faults[k])
 		for _, s := range allStates {
+			if impossible[pair{k, s}] {
+				fmt.Fprintf(&b, " %9s", "-")
+				continue
+			}
 			fmt.Fprintf(&b, " %9d", t.pairs[k][s])
 		}
 		b.WriteString("\n")

@@ -54,6 +54,8 @@ type world struct {
 	cutShort atomic.Int32   // the number of lives that were cut short: their process died, called Close before the end of the faults, or lost its connection during Close
 	absent   map[string]int // by actor: how often in a row the method `placed` has found no znode of its process in the line; only the method `look` uses it
 
+	connecting chan *life // has a life at the moment at which it begins to connect, if the method `aim` waits for one
+
 	granted chan *hold     // sends each hold to the stranger at the moment of its grant
 	healed  chan struct{}  // closed when the faults are over
 	busy    sync.WaitGroup // counts the processes whose last life still has running actors
@@ -78,6 +80,7 @@ type life struct {
 	over      chan struct{} // closed when Close is called
 	skew      atomic.Int64  // the error of the process's wall clock, in nanoseconds
 	under     atomic.Int32  // the number of current faults of this process
+	lost      chan struct{} // has an element after the report of a loss
 	alarm     chan struct{} // wakes actors at the begin of a fault; has room for one element for each actor
 	finished  sync.WaitGroup
 }
@@ -120,7 +123,7 @@ type arena interface {
 func Run(seed uint64, p plan, t *tally) (verdict func() (failures, story []string)) {
 	uuid.SetRand(&stream{rnd: rand.New(rand.NewPCG(seed, 2))})
 	dice.Seed(seed)
-	w := &world{plan: p, seed: seed, tally: t, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1)}
+	w := &world{plan: p, seed: seed, tally: t, begun: time.Now(), healed: make(chan struct{}), granted: make(chan *hold, 1), connecting: make(chan *life)}
 	w.start()
 	defer func() { _ = w.e.Load().Close() }()
 	w.net = newNetwork(seed, w.latency, w.dialMember)
@@ -258,6 +261,10 @@ func (w *world) process(i int) {
 	time.Sleep(time.Duration(d.Int64N(int64(w.timeout / 4))))
 	for nth := 0; ; nth++ {
 		l := w.born(i, nth, rand.New(rand.NewPCG(w.seed, 1000+uint64(10*i+nth))))
+		if l == nil && w.day && !w.ended() { // a fault has ended the process
+			time.Sleep(time.Duration(d.Int64N(int64(w.timeout))))
+			continue
+		}
 		if l == nil {
 			w.busy.Done()
 			return
@@ -272,6 +279,13 @@ func (w *world) process(i int) {
 		l.close()
 		time.Sleep(time.Duration(d.Int64N(int64(w.timeout))))
 	}
+}
+
+// The method `session` returns the Session of a life, or nil while the life connects.
+func (l *life) session() *zsync.Session {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	return l.s
 }
 
 // The method `settle` waits until all processes have ended their steps and the faults are over.
@@ -303,14 +317,19 @@ func (w *world) settle(l *life) {
 
 // The method `born` starts a life of process i: it connects and starts the actors.
 func (w *world) born(i, nth int, d *rand.Rand) *life {
-	l := &life{w: w, process: i, nth: nth, own: w.ownOf(i), kit: map[arena]any{}, over: make(chan struct{}), alarm: make(chan struct{}, w.actors)}
+	l := &life{w: w, process: i, nth: nth, own: w.ownOf(i), kit: map[arena]any{}, over: make(chan struct{}), lost: make(chan struct{}, 1), alarm: make(chan struct{}, w.actors)}
 	l.ctx, l.die = context.WithCancel(context.Background())
 	w.mu.Lock()
 	w.lives[i] = l
 	w.all = append(w.all, l)
 	w.mu.Unlock()
+	select {
+	case w.connecting <- l:
+	default:
+	}
 	s, err := w.connect(l.ctx, l.id(), d, zsync.WithObserver(l))
 	if err != nil {
+		l.crashed.Store(true)
 		if l.ctx.Err() == nil {
 			w.fail("Connect: %v", err)
 		}
@@ -349,6 +368,12 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zs
 // for another connection. The connection can break long after a fault: after a late handshake, the
 // leader may assign the session to another member, and refuse the next write.
 func (l *life) Observe(e zsync.Event) {
+	if e.Kind == zsync.EventLost {
+		select {
+		case l.lost <- struct{}{}:
+		default:
+		}
+	}
 	if e.Kind == zsync.EventSuspended && l.closing.Load() != 0 && !l.closed.Load() {
 		l.w.cutShort.Add(1)
 	}
