@@ -439,39 +439,3 @@ func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 		}))
 	})
 }
-
-// The function `watching` returns the channel of a method Watch or Observe of m. The function f
-// sends on the channel, until ctx ends or the Session is closed.
-func watching[T any](ctx context.Context, m *made, f func(out chan<- T) error) <-chan T {
-	out := make(chan T)
-	if m.misuse() != nil {
-		close(out)
-		return out
-	}
-	m.s.m.Spawn(func() {
-		defer close(out)
-		if err := f(out); ctx.Err() == nil && m.s.m.Failure() == nil {
-			m.s.m.Log.Error("zsync: cannot watch", "path", m.path, "err", err)
-		}
-	})
-	return out
-}
-
-// The function `offering` returns a callback for FollowDir, which sends each snapshot on the
-// channel `out`, in the form that `of` returns.
-func offering[T any](ctx context.Context, m *session.Manager, out chan<- T, of func(map[string]session.Node) T) func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
-	return func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
-		select {
-		case out <- of(nodes):
-			return true, nil
-		case <-changed:
-			return false, nil // the reader gets the newer state
-		case <-lost:
-			return false, nil // or the reader gets this state after FollowDir has confirmed it
-		case <-ctx.Done():
-			return false, session.CtxErr(ctx)
-		case <-m.Closing:
-			return false, m.Failure()
-		}
-	}
-}

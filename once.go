@@ -300,7 +300,7 @@ func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight,
 		inc.Watches.Leave(w)
 		return nil, unlessNoNode(err)
 	}
-	return &sight{inc, w, true, true, data}, nil
+	return &sight{inc: inc, w: w, there: true, read: true, data: data}, nil
 }
 
 // The method `await` waits until the mark exists or has existed. In the session of `none`, a sight
@@ -463,7 +463,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 		return err
 	})
 	if made {
-		o.mark.remember(&sight{inc, w, true, true, data})
+		o.mark.remember(&sight{inc: inc, w: w, there: true, read: true, data: data})
 	} else {
 		inc.Watches.Leave(w)
 	}

@@ -281,7 +281,7 @@ func (b *bench) storm() {
 	}
 	group.Wait()
 	slices.SortFunc(served, time.Time.Compare)
-	lost, kept := 0, served[0]
+	lost, first := 0, served[0]
 	for _, m := range mutexes {
 		select {
 		case <-m.Lost():
@@ -289,10 +289,10 @@ func (b *bench) storm() {
 		default:
 		}
 	}
-	took := served[b.n-1].Sub(kept)
+	took := served[b.n-1].Sub(first)
 	b.line("storm", float64(b.n)/took.Seconds())
 	fmt.Fprintf(os.Stderr, "STORM,%s,%s,%d: half were served %v after the first, all after %v; %d locks lost\n",
-		b.peer, b.workload, b.n, served[b.n/2].Sub(kept), took, lost)
+		b.peer, b.workload, b.n, served[b.n/2].Sub(first), took, lost)
 	b.together(func(i int) { all[i].Close() })
 }
 
