@@ -328,19 +328,37 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 	return retry(ctx, inc, read)
 }
 
-// The method `undo` deletes, in the background, the znodes that c may have created. If the servers
-// refuse to list or to delete them, the znodes end with the session: see Deletion.
+// The method `undo` deletes, in the background, the znodes that c may have created. It begins when
+// the last request of c is over. If the name of the znode is unknown then, `undo` looks for the
+// znode. If the servers refuse to list or to delete the znodes, they end with the session: see
+// Deletion.
 func (inc *Incarnation) undo(c *Creation) *Deletion {
-	d := &Deletion{Paths: c.Paths}
+	made, dir, guid := c.made, c.Dir.Path, c.GUID
+	d := inc.deletion(&Deletion{Paths: c.Paths})
 	switch {
-	case c.GUID != "" && c.Path != "":
+	case guid != "" && c.Path != "":
 		d.Paths = []string{c.Path}
-	case c.GUID != "":
-		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
+	case guid != "":
+		d.By = func() (err error) {
+			path := ""
+			if made.err == nil {
+				path = made.val[0].String
+			} else if OutcomeOf(made.err) == Unknown {
+				path, err = inc.Find(inc.Ctx, dir, guid)
+			}
+			if path != "" {
+				err = inc.RemoveNow(inc.Ctx, path)
+			}
+			if IsNoNode(err) {
+				err = nil
+			}
+			return err
+		}
 	case c.Shared:
 		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
 	}
-	return inc.deleteBehind(c.made, d)
+	made.then(func() { d.queue.wait(d) })
+	return d
 }
 
 // listBehind returns a listing of dir that is not older than the creation of its child at path. The

@@ -6,8 +6,6 @@ package session
 import (
 	"context"
 	"time"
-
-	"github.com/go-zookeeper/zk"
 )
 
 // A Deletion makes attempts to delete znodes in the background, until they are deleted or the
@@ -19,8 +17,7 @@ import (
 // holds of the session are lost, with LossGivenUp. So no client waits longer for a process that has
 // released its hold than for a process that has crashed.
 //
-// A Deletion is itself the request that deletes its znodes; several znodes are deleted in one
-// transaction. If the transaction fails, or has no reply, each znode gets a Deletion of its own
+// Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each znode gets a Deletion of its own
 // (see `split`), because one missing znode or one refused deletion makes the whole transaction
 // fail. Only one attempt is under way at a time. The unexported fields belong to the goroutine that
 // handles the Deletion: the sender of the attempt, then the reader of the reply, then the method
@@ -40,7 +37,6 @@ type Deletion struct {
 	whole   *Deletion // the Deletion of which this is a part, or nil; see `split`
 	parts   int       // number of parts that are not over; guarded by deletions.mu
 	worst   error     // the worst error of a part; guarded by deletions.mu
-	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	stay    func()    // called at the end, or after the first refusal; it must not block
 	err     error     // the error of the last attempt
 	mayBe   bool      // an unanswered attempt may have been applied
@@ -54,13 +50,10 @@ type Deletion struct {
 func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	inc.deletion(d)
 	switch {
-	case d.By != nil:
-		// `By` is called at once: it may have work to do even if the session has ended.
-		d.queue.attempt([]*Deletion{d})
-	case len(d.Paths) > 1 && len(bundlesOf(d.Paths, len(d.Paths))) > 1:
+	case d.By == nil && len(d.Paths) > 1 && len(bundlesOf(d.Paths, len(d.Paths))) > 1:
 		d.split(bundlesOf(d.Paths, len(d.Paths)))
-	case !inc.newestConn().Send(d):
-		d.queue.wait(d)
+	default:
+		d.queue.attempt([]*Deletion{d})
 	}
 	return d
 }
@@ -91,25 +84,6 @@ func (d *Deletion) partOver(err error) {
 	if last {
 		d.over(d.worst)
 	}
-}
-
-// The request `making` may create the znodes of d. deleteBehind begins d when this request is over.
-// If the name of the znode is unknown, and the request has no reply, d looks for the znode.
-func (inc *Incarnation) deleteBehind(making *pending[[]zk.MultiResponse], d *Deletion) *Deletion {
-	inc.deletion(d)
-	making.then(func() {
-		if sought(d) {
-			switch err := making.err; {
-			case err == nil:
-				d.found(making.val[0].String)
-			case OutcomeOf(err) != Unknown:
-				d.over(nil) // nothing was created, and nothing will be
-				return
-			}
-		}
-		d.queue.wait(d)
-	})
-	return d
 }
 
 // Remove deletes ephemeral znodes with unique names in the background.

@@ -42,8 +42,9 @@ func TestAnAnswerToADeletionIsToldThoughTheConnectionDropsRightBehindIt(t *testi
 			for code, want := range map[int32]error{0: nil, wire.CodeNoNode: ErrLost} {
 				over := 0
 				r := &Deletion{queue: inc.deletions(), Paths: []string{"/m"}, Then: func() { over++ }, Done: make(chan struct{}), Refused: make(chan struct{})}
-				r.Reply(code, nil)
-				r.Finish()
+				request := r.request()
+				request.Reply(code, nil)
+				request.Finish()
 				if err := r.Result(); !errors.Is(err, want) || over != 1 {
 					t.Fatalf("answered %d: %v, and the znode was said to be gone %d times", code, err, over)
 				}

@@ -4,7 +4,6 @@ package session
 // deletions themselves.
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +11,6 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/shared"
-	"github.com/zsync/zsync/internal/wire"
 )
 
 // The type `deletions` is the queue for the [Deletion]s of one ZooKeeper session.
@@ -23,19 +21,17 @@ import (
 // wait. When there is a connection again, `run` sends them all in one write.
 //
 // If an abandoned request may still create a znode, the deletion of that znode waits for the reply
-// to the request, without a goroutine: see deleteBehind. If abandoned creates have no reply, the
-// names of their znodes are unknown, and one goroutine looks for them together: see `search`.
+// to the request, without a goroutine: see Incarnation.undo.
 //
 // A deletion by a function has a goroutine while the function runs, but none between two
 // attempts.
 type deletions struct {
 	inc *Incarnation
 
-	mu        sync.Mutex
-	waiting   []*Deletion   // new deletions for `run`; guarded by mu
-	running   bool          // `run` is running; guarded by mu
-	searching bool          // `search` is running; guarded by mu
-	bell      chan struct{} // has a token when `run` must look again
+	mu      sync.Mutex
+	waiting []*Deletion   // new deletions for `run`; guarded by mu
+	running bool          // `run` is running; guarded by mu
+	bell    chan struct{} // has a token when `run` must look again
 }
 
 func (inc *Incarnation) deletions() *deletions {
@@ -148,16 +144,13 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			wake = t
 		}
 	}
-	q.mu.Lock()
-	searching := q.searching // the end of the search rings the bell
-	q.mu.Unlock()
 	var due []*Deletion
 	for _, d := range ds {
 		switch {
 		case !d.limit.IsZero() && !now.Before(d.limit):
 			q.inc.giveUpOver(d.Paths[0])
 			d.over(ErrEnded)
-		case connected && !now.Before(d.due) && !(searching && sought(d)):
+		case connected && !now.Before(d.due):
 			due = append(due, d)
 		default:
 			if now.Before(d.due) {
@@ -166,18 +159,6 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			sooner(d.limit)
 			left = append(left, d)
 		}
-	}
-	if slices.ContainsFunc(due, sought) {
-		// One search looks for all unknown znodes, even if some of their deletions are not due.
-		var rest []*Deletion
-		for _, d := range left {
-			if sought(d) {
-				due = append(due, d)
-			} else {
-				rest = append(rest, d)
-			}
-		}
-		left = rest
 	}
 	if len(due) > 0 || len(left) < len(ds) {
 		q.attempt(due)
@@ -204,87 +185,16 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 // The method `attempt` makes an attempt at each of ds. It sends all requests in one write.
 func (q *deletions) attempt(ds []*Deletion) {
 	var requests []conn.Request
-	var lost []*Deletion
 	for _, d := range ds {
-		switch {
-		case sought(d):
-			lost = append(lost, d)
-		case d.By == nil:
-			requests = append(requests, d)
-		default:
-			q.inc.Manager.Spawn(func() {
-				d.err = d.By()
-				d.Finish()
-			})
+		if d.By == nil {
+			requests = append(requests, d.request())
+			continue
 		}
+		q.inc.Manager.Spawn(func() { d.attempted(d.By()) })
 	}
-	if len(lost) > 0 {
-		q.mu.Lock()
-		q.searching = true // only `run` begins a search, and there was none
-		q.mu.Unlock()
-		q.inc.Manager.Spawn(func() { q.search(lost) })
+	if len(requests) > 0 {
+		q.inc.newestConn().SendOrFail(requests...) // the connection may just have ended
 	}
-	if len(requests) > 0 && !q.inc.newestConn().Send(requests...) {
-		for _, d := range requests {
-			d.Fail(conn.ErrUnsent) // the connection has just ended
-		}
-	}
-}
-
-// The method `search` looks for the znodes of ds. The creates of these znodes were abandoned and
-// have no reply. One round trip is enough for all of ds. The round trip begins with a write and a
-// sync, so the servers execute no abandoned create after the listings. So a znode that is not
-// listed does not exist, and never will: see [Incarnation.Find].
-func (q *deletions) search(ds []*Deletion) {
-	inc := q.inc
-	var flush, sync *pending[void]
-	var listed map[string]*pending[listing] // by parent path
-	err := inc.retryAll(inc.Ctx, func(b *batch) {
-		flush = add(b, inc.flush())
-		sync, listed = add(b, syncCall(ParentPath(ds[0].Paths[0]))), make(map[string]*pending[listing])
-		for _, d := range ds {
-			if dir := ParentPath(d.Paths[0]); listed[dir] == nil {
-				listed[dir] = add(b, childrenCall(dir))
-			}
-		}
-	})
-	if err != nil {
-		err = ErrEnded // retryAll ends with no other error
-	} else if err = sync.err; OutcomeOf(flush.err) != Answered {
-		err = flush.err
-	}
-	q.mu.Lock()
-	q.searching = false // before `wait`, which rings the bell
-	q.mu.Unlock()
-	for _, d := range ds {
-		dir := ParentPath(d.Paths[0])
-		switch l := listed[dir]; {
-		case err != nil:
-			d.Fail(err)
-		case IsNoNode(l.err):
-			d.over(nil)
-		case l.err != nil:
-			d.Fail(l.err)
-		default:
-			if path := findIn(l.val.names, dir, d.guid); path == "" {
-				d.over(nil)
-			} else {
-				d.found(path)
-				q.wait(d)
-			}
-		}
-	}
-	q.ring() // there may be others to look for
-}
-
-// The function `sought` reports whether a search must find the znode of d, because the path of the
-// znode is still unknown.
-func sought(d *Deletion) bool { return d.guid != "" }
-
-// The method `found` sets the path of the znode that d deletes, when a search or a late reply has
-// shown the path.
-func (d *Deletion) found(path string) {
-	d.Paths[0], d.guid, d.err = path, "", nil
 }
 
 // giveUpOver abandons the session, because the servers refuse to delete its znode at path.
@@ -293,40 +203,28 @@ func (inc *Incarnation) giveUpOver(path string) {
 	inc.giveUp()
 }
 
-func (d *Deletion) Op() int32 {
-	if len(d.Paths) > 1 {
-		return wire.OpMulti
-	}
-	return wire.OpDelete
-}
-
-func (d *Deletion) Moot() bool { return false }
-
-func (d *Deletion) Encode(p []byte) []byte {
+// The method `request` returns a request that deletes the znodes of d.
+func (d *Deletion) request() conn.Request {
 	if len(d.Paths) == 1 {
-		return wire.AppendInt32(wire.AppendString(p, d.Paths[0]), -1) // any version
+		return requestFor(d, deleteCall(d.Paths[0]))
 	}
 	var ops []any
 	for _, path := range d.Paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
-	return wire.AppendOps(p, ops)
+	return requestFor(d, multiCall(ops))
 }
 
-func (d *Deletion) Key() (key conn.WatchKey, ok bool) { return key, false }
-
-func (d *Deletion) Reply(code int32, body []byte) (whole int32, ok bool) {
-	s := wire.Scanner{Rest: body}
-	if code == 0 && len(d.Paths) > 1 {
-		_, code = s.Results(len(d.Paths), wire.Error)
-	}
-	d.err = wire.Error(code)
-	return code, !s.Bad
+func requestFor[T any](d *Deletion, c call[T]) conn.Request {
+	p := newPending(c)
+	p.then(func() { d.attempted(p.err) })
+	return p
 }
 
-// Finish is called when an attempt is over. The reading goroutine may call Finish, so everything
-// that may block is left to the method `run`.
-func (d *Deletion) Finish() {
+// The method `attempted` is called when an attempt is over. The reading goroutine may call it, so
+// everything that may block is left to the method `run`.
+func (d *Deletion) attempted(err error) {
+	d.err = err
 	switch {
 	case d.err == nil, IsNoNode(d.err) && d.mayBe && len(d.Paths) == 1:
 		d.over(nil)
@@ -338,11 +236,6 @@ func (d *Deletion) Finish() {
 	default:
 		d.queue.wait(d)
 	}
-}
-
-func (d *Deletion) Fail(err error) {
-	d.err = err
-	d.Finish()
 }
 
 // The method `over` ends d.
@@ -361,5 +254,3 @@ func (d *Deletion) over(err error) {
 		d.whole.partOver(err)
 	}
 }
-
-var _ conn.Request = (*Deletion)(nil)

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/shared"
 )
 
@@ -84,6 +83,7 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 		return inFlight.next, false
 	}
 	r = &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
+	r.then(r.ended)
 	if inFlight != nil {
 		inFlight.next = r
 		return r, false
@@ -93,16 +93,6 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 }
 
 func (r *Roll) send() { r.inc.newestConn().SendOrFail(r) }
-
-func (r *Roll) Finish() {
-	r.ended()
-	r.pending.Finish()
-}
-
-func (r *Roll) Fail(err error) {
-	r.ended()
-	r.pending.Fail(err)
-}
 
 // The method `ended` is called when r, which was in flight, is over. It sends the next Roll, if there
 // is one.
@@ -134,5 +124,3 @@ func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
 	})
 	return r, err
 }
-
-var _ conn.Request = (*Roll)(nil)

@@ -98,7 +98,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			// If the inquiry was lost with its connection, it has confirmed nothing. The hold would begin
 			// with little time left and without a connection, so the loop continues. It also continues after
 			// a write, if a sync can now confirm a later time without a further wait.
-			if q.proved && !(q.op == wire.OpDelete && inc.confirmable()) {
+			if q.proved() && !(q.call.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}
 		case <-ripe:
@@ -133,12 +133,13 @@ func (inc *Incarnation) Assured() bool {
 
 // The type `inquiry` is a request that confirms the session.
 type inquiry struct {
-	ended chan struct{} // closed when the reply has come, or cannot come
-	inc   *Incarnation
-	op    int32
-	code  int32 // of the answer
+	*pending[void]
+	ended chan struct{} // closed after the reply has come, or cannot come, and the next inquiry may begin
+}
 
-	proved bool // the reply was not a refusal; read it after `ended` is closed
+// The method `proved` reports whether the server has not refused q. q must have ended.
+func (q *inquiry) proved() bool {
+	return q.err == nil || q.call.op == wire.OpDelete && IsNoNode(q.err)
 }
 
 // The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. In both
@@ -161,17 +162,33 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if !up {
 		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
-	q = &inquiry{ended: make(chan struct{})}
-	inc.asking = q
-	q.op, q.inc = wire.OpDelete, inc
+	c := inc.flush()
 	if p != lease.Quorum {
-		q.op = wire.OpSync
+		c = syncCall(inc.conns.Nobody)
 	}
-	// Send runs in a goroutine of its own: this goroutine holds LeaseMu, which the connection needs
-	// to record the sending.
+	var pause time.Duration                           // before the next inquiry
+	c.refused = func(int32) { pause = timeout / 100 } // the server may be overloaded
+	q = &inquiry{newPending(c), make(chan struct{})}
+	inc.asking = q
+	q.then(func() {
+		if q.proved() || pause == 0 { // without a reply, the next inquiry is sent over the next connection
+			inc.answered(q)
+			return
+		}
+		inc.Manager.Spawn(func() {
+			select {
+			case <-time.After(pause):
+			case <-inc.Ctx.Done():
+			}
+			inc.answered(q)
+		})
+	})
+	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which the connection
+	// needs to record the sending.
 	inc.Manager.Spawn(func() {
 		if !inc.newestConn().Send(q) {
-			q.over(timeout / 100) // the connection has just ended
+			pause = timeout / 100 // the connection has just ended
+			q.Fail(conn.ErrUnsent)
 		}
 	})
 	return q, inc.patienceLocked(now)
@@ -192,52 +209,14 @@ func (inc *Incarnation) patienceLocked(now time.Time) time.Duration {
 	return inc.leaveBy.Sub(now)
 }
 
-func (q *inquiry) Op() int32 { return q.op }
-
-// Moot is true: the inquiry is a sync, or deletes a znode that does not exist.
-func (q *inquiry) Moot() bool { return true }
-
-func (q *inquiry) Encode(p []byte) []byte {
-	p = wire.AppendString(p, q.inc.conns.Nobody)
-	if q.op == wire.OpDelete {
-		p = wire.AppendInt32(p, -1) // any version
+// The method `answered` ends q, so that the next inquiry can begin.
+func (inc *Incarnation) answered(q *inquiry) {
+	inc.LeaseMu.Lock()
+	inc.asking = nil
+	if q.proved() {
+		inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
 	}
-	return p
-}
-
-func (q *inquiry) Key() (key conn.WatchKey, ok bool) { return key, false }
-
-func (q *inquiry) Reply(code int32, _ []byte) (whole int32, ok bool) {
-	q.code = code
-	return code, true
-}
-
-func (q *inquiry) Finish() {
-	if q.proved = lease.ProofOf(q.op, q.code) != lease.Nothing; q.proved {
-		q.over(0)
-		return
-	}
-	// The server has refused the inquiry, for example because it is overloaded.
-	q.inc.Manager.Spawn(func() { q.over(time.Duration(q.inc.Timeout.Load()) / 100) })
-}
-
-// Fail is called when the connection is lost. The inquiry is sent again over the next connection.
-func (q *inquiry) Fail(error) { q.over(0) }
-
-// The method `over` ends q after the time `wait`, so that the next inquiry can begin.
-func (q *inquiry) over(wait time.Duration) {
-	if wait > 0 {
-		select {
-		case <-time.After(wait):
-		case <-q.inc.Ctx.Done():
-		}
-	}
-	q.inc.LeaseMu.Lock()
-	q.inc.asking = nil
-	if q.proved {
-		q.inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
-	}
-	q.inc.LeaseMu.Unlock()
+	inc.LeaseMu.Unlock()
 	close(q.ended)
 }
 

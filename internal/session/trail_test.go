@@ -6,7 +6,6 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/wire"
 )
 
 func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing.T) {
@@ -69,10 +68,9 @@ func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
 	}{
 		{newPending(deleteCall("/x")), true},
 		{newPending(multiCall(nil)), true},
-		{&Deletion{}, true},
+		{(&Deletion{Paths: []string{"/x"}}).request(), true},
 		{newPending(getCall("/x")), false},
 		{newPending(new(Incarnation).flush()), false},
-		{&inquiry{op: wire.OpDelete}, false},
 	} {
 		if got := conn.Harms(c.r); got != c.want {
 			t.Errorf("%T of type %d: %v, want %v", c.r, c.r.Op(), got, c.want)
