@@ -49,7 +49,7 @@ import (
 // other znodes begin with path, too: docs/interop.md.
 type Queue[T any] struct {
 	made
-	cfg queueConfig
+	cfg setup
 	key func(T) string // the function of WithKey, or nil
 	q   queue.Engine
 }
@@ -57,7 +57,7 @@ type Queue[T any] struct {
 // NewQueue returns the Queue at path. If an argument is bad, [Queue.Err] returns the reason, and
 // the channels of [Queue.Recv] and Deliveries are closed.
 func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
-	cfg := newQueueConfig(opts)
+	cfg := newQueueSetup(opts)
 	key, ok := cfg.key.(func(T) string)
 	if cfg.err == nil && cfg.key != nil && !ok {
 		cfg.err = session.Invalid("WithKey: a %T, want a %T", cfg.key, key)
@@ -68,8 +68,8 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	}
 	engine := cfg.Settings
 	engine.Path, engine.Decode = path, func(data []byte) (any, error) { return codec.Decode[T](cfg.codec, data) }
-	if q.q = queue.New(s.m, engine); cfg.layout != LayoutZsync {
-		q.q = foreign.New(s.m, engine, cfg.layout.String())
+	if q.q = queue.New(s.m, engine); cfg.queueLayout != LayoutZsync {
+		q.q = foreign.New(s.m, engine, cfg.queueLayout.String())
 	}
 	return q
 }
@@ -101,8 +101,8 @@ func (q *Queue[T]) SendPriority(ctx context.Context, priority int, vs ...T) erro
 // they come before the other elements of their priority, in the order of their times. A t in the
 // past means now.
 func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
-	if q.misuse() == nil && q.cfg.layout != LayoutZsync {
-		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.layout))
+	if q.misuse() == nil && q.cfg.queueLayout != LayoutZsync {
+		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.queueLayout))
 	}
 	if first := time.UnixMilli(1); t.Before(first) {
 		t = first // the zero Time is in the past, but in a Batch, zero would mean that there is no delay
@@ -336,8 +336,8 @@ func (d Delivery[T]) Ack(ctx context.Context) error {
 // tries again. Errors are as for Ack.
 func (d Delivery[T]) Nack() error {
 	var after time.Duration
-	if d.q != nil && d.q.cfg.retry != nil {
-		after = session.RetryPolicy(*d.q.cfg.retry).Delay(d.Attempt)
+	if d.q != nil && d.q.cfg.backoff != nil {
+		after = session.RetryPolicy(*d.q.cfg.backoff).Delay(d.Attempt)
 	}
 	return d.nack(after)
 }

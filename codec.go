@@ -36,12 +36,12 @@ func valueSetup(opts []ValueOption) setup {
 	return c
 }
 
-func (o CodecOption) applyValue(c *setup) { o.apply(&c.codec, &c.err) }
-func (o CodecOption) applyGroup(c *setup) { o.apply(&c.codec, &c.err) }
+func (o CodecOption) applyQueue(c *setup) { o.applyValue(c) }
+func (o CodecOption) applyGroup(c *setup) { o.applyValue(c) }
 
-func (o CodecOption) apply(c *Codec, err *error) {
-	if *c = o.codec; o.codec == nil {
-		*err = session.Invalid("WithCodec(nil): the codec is nil")
+func (o CodecOption) applyValue(c *setup) {
+	if c.codec = o.codec; o.codec == nil {
+		c.err = session.Invalid("WithCodec(nil): the codec is nil")
 	}
 }
 

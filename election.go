@@ -18,7 +18,7 @@ import (
 // WithID sets the id of a candidate, such as an address: the data of its znode, and the Owner of
 // its Contender. The default is the text of [WithOwner].
 func WithID(id string) ElectionOption {
-	return electionOption(func(c *setup) { c.id = &id })
+	return option(func(c *setup) { c.id = &id })
 }
 
 // WithPriority sets the candidate's priority. Of the waiting candidates with the highest priority,
@@ -26,7 +26,7 @@ func WithID(id string) ElectionOption {
 // to the back of the line (5 requests) if a higher priority waits. A candidate without the option,
 // such as Curator's, counts as 0 and never gives way. Set the option for all.
 func WithPriority(p int) ElectionOption {
-	return electionOption(func(c *setup) { c.prior = &p })
+	return option(func(c *setup) { c.prior = &p })
 }
 
 // An Election chooses one leader among the processes that name the same path:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/lock"
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -15,10 +16,21 @@ type setup struct {
 	retain   time.Duration // 0 without retention
 	layout   Layout
 	limits   *lock.Limits // nil without limits
-	id       *string      // of a candidate, or nil if it was not set
+	id       *string      // of a candidate or of a member of a Partition, or nil if it was not set
 	prior    *int         // the priority of a candidate, or nil if it was not set
 	codec    Codec
-	err      error // the error of an option
+
+	keep    bool // WithPersistentTasks
+	missed  MissedPolicy
+	retries int
+	backoff *Backoff      // between attempts, or nil if it was not set
+	timeout time.Duration // of Queue.Work, or 0
+
+	queue.Settings // of a Queue, except Path and Decode
+	queueLayout    QueueLayout
+	key            any // the func(T) string of WithKey, or nil
+
+	err error // the error of an option
 }
 
 // The method `allow` sets the error of c if its layout is not one of `layouts`.
@@ -60,9 +72,11 @@ func (o lockOption) applyIf(ok bool, to string, c *setup) {
 // An ElectionOption changes an Election. [LockOption] names more options.
 type ElectionOption interface{ applyElection(*setup) }
 
-type electionOption func(*setup)
+// An option is an ElectionOption or a QueueOption.
+type option func(*setup)
 
-func (o electionOption) applyElection(c *setup) { o(c) }
+func (o option) applyElection(c *setup) { o(c) }
+func (o option) applyQueue(c *setup)    { o(c) }
 
 // electionBases has the base in the names of candidates' znodes, by layout.
 var electionBases = map[Layout]string{

@@ -44,22 +44,17 @@ import (
 // the line of a Mutex, whose holder owns the shard.
 type Partition struct {
 	made
-	id string
+	id *string // nil for a new one at each Run
 }
 
 // A PartitionOption changes a [Partition].
-type PartitionOption func(*partitionConfig)
-
-type partitionConfig struct {
-	id  string
-	err error
-}
+type PartitionOption func(*setup)
 
 // WithMember sets the process's id; a second process with that id waits until the first leaves. The
 // default is the owner and a unique number.
 func WithMember(id string) PartitionOption {
-	return func(c *partitionConfig) {
-		switch c.id = id; {
+	return func(c *setup) {
+		switch c.id = &id; {
 		case id == "":
 			c.err = session.Invalid("WithMember: the id is empty")
 		case !utf8.ValidString(id):
@@ -70,7 +65,7 @@ func WithMember(id string) PartitionOption {
 
 // NewPartition returns the Partition at path.
 func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
-	var c partitionConfig
+	var c setup
 	session.ApplyEach("partition", opts, &c.err, func(o PartitionOption) { o(&c) })
 	return &Partition{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, id: c.id}
 }
@@ -111,9 +106,9 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), session.MaxPath)
 		}
 	}
-	id := p.id
-	if id == "" {
-		id = p.newID()
+	id := p.newID()
+	if p.id != nil {
+		id = *p.id
 	}
 	r := &partitioning{
 		p: p, f: f, id: id, shards: shards,

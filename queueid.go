@@ -17,7 +17,7 @@ const defaultIDMemory = 24 * time.Hour
 // WithIDMemory sets for how long [Queue.SendID] remembers an ID, by the servers' clock. The option
 // of the ID's producer counts. The default is 24 hours.
 func WithIDMemory(d time.Duration) QueueOption {
-	return checked(func(c *queueConfig) { c.IDMemory = d }, d >= time.Millisecond, "WithIDMemory(%v): must be at least a millisecond", d)
+	return checked(func(c *setup) { c.IDMemory = d }, d >= time.Millisecond, "WithIDMemory(%v): must be at least a millisecond", d)
 }
 
 // SendID sends v once for an ID: a text, not empty, such as an order number. Within the time of
@@ -49,8 +49,8 @@ func (q *Queue[T]) checkID(id string) error {
 	switch {
 	case q.misuse() != nil:
 		return q.misuse()
-	case q.cfg.layout != LayoutZsync:
-		return session.Invalid("IDs need zsync's own layout, not %v", q.cfg.layout)
+	case q.cfg.queueLayout != LayoutZsync:
+		return session.Invalid("IDs need zsync's own layout, not %v", q.cfg.queueLayout)
 	case id == "":
 		return session.Invalid("the ID is empty")
 	}

@@ -9,21 +9,7 @@ import (
 )
 
 // A QueueOption changes a Queue.
-type QueueOption interface{ applyQueue(*queueConfig) }
-
-type queueOption func(*queueConfig)
-
-func (o queueOption) applyQueue(c *queueConfig) { o(c) }
-
-type queueConfig struct {
-	queue.Settings // all fields except Path and Decode
-
-	codec  Codec
-	layout QueueLayout
-	retry  *Backoff
-	key    any // the func(T) string of WithKey, or nil
-	err    error
-}
+type QueueOption interface{ applyQueue(*setup) }
 
 // defaultPrefetch is large, so that one claim covers many elements: a claim costs a write on
 // every server.
@@ -35,12 +21,10 @@ const defaultPrefetchBytes = 4 << 20
 // maxPriorities limits the work of a consumer when the queue is empty.
 const maxPriorities = 1000
 
-func (o CodecOption) applyQueue(c *queueConfig) { o.apply(&c.codec, &c.err) }
-
 // The function `checked` returns an option that calls set. If ok is false, the option fails with
 // the reason.
-func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueOption {
-	return queueOption(func(c *queueConfig) {
+func checked(set func(*setup), ok bool, reason string, args ...any) QueueOption {
+	return option(func(c *setup) {
 		if !ok {
 			c.err = session.Invalid(reason, args...)
 		}
@@ -49,7 +33,7 @@ func checked(set func(*queueConfig), ok bool, reason string, args ...any) QueueO
 }
 
 // The function `positive` returns an option that sets the number n, which must be at least 1.
-func positive(name string, n int, set func(*queueConfig)) QueueOption {
+func positive(name string, n int, set func(*setup)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)
 }
 
@@ -58,13 +42,13 @@ func positive(name string, n int, set func(*queueConfig)) QueueOption {
 // contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
 // default is 128, and 1 in the layouts of other libraries; a slow consumer claims only 1.
 func WithPrefetch(n int) QueueOption {
-	return positive("WithPrefetch", n, func(c *queueConfig) { c.Prefetch = n })
+	return positive("WithPrefetch", n, func(c *setup) { c.Prefetch = n })
 }
 
 // WithPrefetchBytes limits the elements of [WithPrefetch] to about n bytes, but always allows one
 // element. The default is 4 MiB.
 func WithPrefetchBytes(n int) QueueOption {
-	return positive("WithPrefetchBytes", n, func(c *queueConfig) { c.PrefetchBytes = n })
+	return positive("WithPrefetchBytes", n, func(c *setup) { c.PrefetchBytes = n })
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer than n. The default is
@@ -72,31 +56,31 @@ func WithPrefetchBytes(n int) QueueOption {
 // other producers send in that time can come on top. The limit does not apply to producers without
 // the option, [Queue.RequeueDead], or an ID that [Queue.SendID] remembers.
 func WithMaxLen(n int) QueueOption {
-	return positive("WithMaxLen", n, func(c *queueConfig) { c.MaxLen = n })
+	return positive("WithMaxLen", n, func(c *setup) { c.MaxLen = n })
 }
 
 // WithMaxAttempts makes an element a dead letter after n deliveries that were all returned, or lost
 // with their consumers. Set it for the consumers. The default is no limit. An attempt is recorded
 // before the element is offered: if the process is killed, offered elements can count as tried.
 func WithMaxAttempts(n int) QueueOption {
-	return positive("WithMaxAttempts", n, func(c *queueConfig) { c.MaxAttempts = n })
+	return positive("WithMaxAttempts", n, func(c *setup) { c.MaxAttempts = n })
 }
 
 // WithDeadRetention makes idle consumers and producers delete dead letters older than d, a minute
 // to six hours later. By default, they are kept.
 func WithDeadRetention(d time.Duration) QueueOption {
-	return checked(func(c *queueConfig) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
+	return checked(func(c *setup) { c.KeepDead = d }, d > 0, "WithDeadRetention(%v): must be more than 0", d)
 }
 
 // WithRetryBackoff makes [Delivery.Nack] a [Delivery.NackAfter]: the delay after the first attempt
 // is b.Min, and it grows with each attempt. A lost element comes back at once. The default is no
 // delay. Set it for consumers.
 func WithRetryBackoff(b Backoff) QueueOption {
-	return queueOption(func(c *queueConfig) {
+	return option(func(c *setup) {
 		if err := b.check(); err != nil {
 			c.err = fmt.Errorf("WithRetryBackoff: %w", err)
 		}
-		c.retry = &b
+		c.backoff = &b
 	})
 }
 
@@ -110,28 +94,28 @@ func WithRetryBackoff(b Backoff) QueueOption {
 // other before its time. To work in order, use Deliveries: [Queue.Recv] removes an element before
 // the work.
 func WithKey[T any](key func(T) string) QueueOption {
-	return checked(func(c *queueConfig) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
+	return checked(func(c *setup) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }
 
 // WithPriorities gives the queue n priorities, at most 1,000, for [Queue.SendPriority]. The
 // default is 1. Set it for the producers.
 func WithPriorities(n int) QueueOption {
 	ok := 1 <= n && n <= maxPriorities
-	return checked(func(c *queueConfig) { c.Priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
+	return checked(func(c *setup) { c.Priorities = n }, ok, "WithPriorities(%d): must be from 1 to %d", n, maxPriorities)
 }
 
 // WithQueueLayout sets the layout of the znodes. The default is [LayoutZsync].
 func WithQueueLayout(l QueueLayout) QueueOption {
 	ok := LayoutZsync <= l && l <= LayoutKazooQueue
-	return checked(func(c *queueConfig) { c.layout = l }, ok, "WithQueueLayout(%v): unknown layout", l)
+	return checked(func(c *setup) { c.queueLayout = l }, ok, "WithQueueLayout(%v): unknown layout", l)
 }
 
-func newQueueConfig(opts []QueueOption) queueConfig {
-	c := queueConfig{codec: JSON, Settings: queue.Settings{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
+func newQueueSetup(opts []QueueOption) setup {
+	c := setup{codec: JSON, Settings: queue.Settings{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
 	session.ApplyEach("queue", opts, &c.err, func(o QueueOption) { o.applyQueue(&c) })
 	switch {
 	case c.Prefetch > 0:
-	case c.layout == LayoutZsync:
+	case c.queueLayout == LayoutZsync:
 		c.Prefetch = defaultPrefetch
 	default:
 		c.Prefetch = 1
@@ -140,14 +124,14 @@ func newQueueConfig(opts []QueueOption) queueConfig {
 		name string
 		used bool
 	}{
-		{"WithMaxLen", c.MaxLen > 0}, {"WithMaxAttempts", c.MaxAttempts > 0}, {"WithRetryBackoff", c.retry != nil}, {"WithKey", c.key != nil},
+		{"WithMaxLen", c.MaxLen > 0}, {"WithMaxAttempts", c.MaxAttempts > 0}, {"WithRetryBackoff", c.backoff != nil}, {"WithKey", c.key != nil},
 	} {
-		if c.err == nil && c.layout != LayoutZsync && o.used {
-			c.err = session.Invalid("%s needs zsync's own layout, not %v", o.name, c.layout)
+		if c.err == nil && c.queueLayout != LayoutZsync && o.used {
+			c.err = session.Invalid("%s needs zsync's own layout, not %v", o.name, c.queueLayout)
 		}
 	}
-	if c.err == nil && c.layout == LayoutSimpleQueue && c.Priorities > 1 {
-		c.err = session.Invalid("WithPriorities: layout %v has none", c.layout)
+	if c.err == nil && c.queueLayout == LayoutSimpleQueue && c.Priorities > 1 {
+		c.err = session.Invalid("WithPriorities: layout %v has none", c.queueLayout)
 	}
 	return c
 }

@@ -15,17 +15,12 @@ import (
 )
 
 // A WorkOption changes [Queue.Work].
-type WorkOption func(*workConfig)
-
-type workConfig struct {
-	timeout time.Duration
-	err     error
-}
+type WorkOption func(*setup)
 
 // WithWorkTimeout ends the context of each call of [Queue.Work]'s function after d (default: no
 // limit). A call that ignores it keeps worker and element.
 func WithWorkTimeout(d time.Duration) WorkOption {
-	return func(c *workConfig) {
+	return func(c *setup) {
 		if d <= 0 {
 			c.err = session.Invalid("WithWorkTimeout(%v): must be more than 0", d)
 		}
@@ -48,7 +43,7 @@ var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Min
 // If a claim is lost, Work does not wait for the result of its settlement. The context of f ends
 // with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close].
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
-	var cfg workConfig
+	var cfg setup
 	session.ApplyEach("work", opts, &cfg.err, func(o WorkOption) { o(&cfg) })
 	switch {
 	case q.misuse() != nil:
@@ -69,7 +64,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 				if err != nil {
 					return
 				}
-				q.work(ctx, q.handed(ctx, claim), f, cfg)
+				q.work(ctx, q.handed(ctx, claim), f, cfg.timeout)
 			}
 		})
 	}
@@ -79,7 +74,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 }
 
 // The method `work` calls f for one element, and then settles the element.
-func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, cfg workConfig) {
+func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, timeout time.Duration) {
 	claim := d.Context()
 	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
 	defer function.End() // ends when the element is settled
@@ -92,9 +87,9 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 		}
 	})()
 	defer function.AfterClose(cancel)()
-	if cfg.timeout > 0 {
+	if timeout > 0 {
 		var stop context.CancelFunc
-		call, stop = context.WithTimeout(call, cfg.timeout)
+		call, stop = context.WithTimeout(call, timeout)
 		defer stop()
 	}
 	call = context.WithValue(call, (*WorkDelivery)(nil), WorkDelivery(atWork[T]{d}))
@@ -130,13 +125,13 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
 	var permanent permanentError
 	switch n := q.cfg.MaxAttempts; {
-	case q.cfg.layout != LayoutZsync:
+	case q.cfg.queueLayout != LayoutZsync:
 		return "nack", d.nack(0)
 	case errors.As(err, &permanent), n > 0 && d.Attempt >= n:
 		return "reject", d.Reject(ctx, err.Error())
 	}
 	b := workBackoff
-	if r := q.cfg.retry; r != nil {
+	if r := q.cfg.backoff; r != nil {
 		b = session.RetryPolicy(*r)
 	}
 	return "nack", d.nack(b.Delay(d.Attempt))

@@ -83,14 +83,7 @@ type ScheduleFailure struct {
 }
 
 // A ScheduleOption changes a [Schedule].
-type ScheduleOption func(*scheduleConfig)
-
-type scheduleConfig struct {
-	missed  MissedPolicy
-	retries int
-	backoff Backoff
-	err     error
-}
+type ScheduleOption func(*setup)
 
 // A MissedPolicy says what [Schedule.Run] does about missed instants.
 type MissedPolicy int
@@ -107,7 +100,7 @@ func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 // WithMissed chooses what happens to an instant that no process ran, because all were down or busy,
 // or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
-	return func(c *scheduleConfig) {
+	return func(c *setup) {
 		if c.missed = p; p < MissedLatest || p > MissedAll {
 			c.err = session.Invalid("WithMissed(%d): unknown policy", p)
 		}
@@ -118,14 +111,14 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 // in all processes together, with the pauses of b between them. Each process applies its own n and
 // b. The default is 5 attempts, with pauses of a minute, doubled up to an hour.
 func WithRetries(n int, b Backoff) ScheduleOption {
-	return func(c *scheduleConfig) {
+	return func(c *setup) {
 		switch err := b.check(); {
 		case n < 1:
 			c.err = session.Invalid("WithRetries(%d, …): want at least 1 attempt", n)
 		case err != nil:
 			c.err = err
 		}
-		c.retries, c.backoff = n, b
+		c.retries, c.backoff = n, &b
 	}
 }
 
@@ -163,11 +156,11 @@ func opTable(c *timetable.Cron, err error) (Timetable, error) {
 
 // NewSchedule returns the Schedule at path.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
-	c := scheduleConfig{retries: 5, backoff: Backoff{Min: time.Minute, Max: time.Hour}}
+	c := setup{retries: 5, backoff: &Backoff{Min: time.Minute, Max: time.Hour}}
 	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(&c) })
 	return &Schedule{
 		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
-		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(c.backoff),
+		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(*c.backoff),
 	}
 }
 

@@ -45,21 +45,18 @@ type WaitGroup struct {
 }
 
 // A WaitGroupOption changes a WaitGroup.
-type WaitGroupOption func(*waitGroupConfig)
-
-type waitGroupConfig struct{ keep bool }
+type WaitGroupOption func(*setup)
 
 // WithPersistentTasks makes tasks outlive their session: a task of this WaitGroup stays open until
 // Done. By default, a task ends with its session.
-func WithPersistentTasks() WaitGroupOption { return func(c *waitGroupConfig) { c.keep = true } }
+func WithPersistentTasks() WaitGroupOption { return func(c *setup) { c.keep = true } }
 
 // NewWaitGroup returns the WaitGroup at path.
 func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
-	var c waitGroupConfig
-	var err error
-	session.ApplyEach("WaitGroup", opts, &err, func(o WaitGroupOption) { o(&c) })
+	var c setup
+	session.ApplyEach("WaitGroup", opts, &c.err, func(o WaitGroupOption) { o(&c) })
 	wg := &WaitGroup{made: made{s: s, path: path}}
-	if wg.err = checkNew(s, path, err); wg.err == nil {
+	if wg.err = checkNew(s, path, c.err); wg.err == nil {
 		wg.tally = s.tallies.Of(s.m, s.m.Full(path), c.keep)
 		wg.double = double.New(s.m, path, &s.leftovers)
 	}
