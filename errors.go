@@ -125,25 +125,18 @@ func opError(op, path string, err error) error {
 		return err
 	}
 	if words := releases[op]; err == ErrNotLocked && words != "" {
-		err = notHeld(words)
+		err = session.Worded(words, err)
 	}
 	return &Error{Op: op, Path: path, Err: err}
 }
 
-// The map `releases` has other texts for ErrNotLocked, for operations on holds that are not
-// locks.
+// The map `releases` has other texts for ErrNotLocked, which fit permits, leaderships, memberships
+// and claims.
 var releases = map[string]string{
 	"resign": "not held", "transfer": "not held", "release": "not held", "leave": "not entered, or already left",
 	"ack": "already settled", "nack": "already settled", "reject": "already settled", "return": "already settled",
 	"wait": "the lock L is not locked",
 }
-
-// A notHeld is [ErrNotLocked] with a text that fits permits, leaderships, memberships and
-// claims.
-type notHeld string
-
-func (e notHeld) Error() string      { return string(e) }
-func (notHeld) Is(target error) bool { return target == ErrNotLocked }
 
 // An Error has the operation that failed, its path and the reason.
 type Error struct {

@@ -94,12 +94,8 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	}), nil
 }
 
-// The type `stander` is a Locker of this package. Its method returns its lock, and the modes in
-// which the Locker can hold this lock. The first mode is the mode of Lock.
-type stander interface {
-	stand() (*lock.Lock, []lock.HoldMode)
-}
-
+// The method `stand` of a Locker of this package returns its lock, and the modes in which the Locker
+// can hold this lock. The first mode is the mode of Lock.
 func (m *Mutex) stand() (*lock.Lock, []lock.HoldMode) {
 	return &m.local.Lock, []lock.HoldMode{lock.Exclusive}
 }
@@ -178,7 +174,9 @@ func lockEach(ctx context.Context, ls []orderedLocker) (unlock func() error, err
 			return nil, err
 		}
 		locked++
-		if o, ok := l.Locker.(stander); ok {
+		if o, ok := l.Locker.(interface {
+			stand() (*lock.Lock, []lock.HoldMode)
+		}); ok {
 			q, modes := o.stand()
 			l.stands = q.Standing(modes...)
 			defer l.stands.AfterFunc(end)()

@@ -8,6 +8,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/timetable"
 )
 
 // A setup has the options of a primitive. Each primitive uses only some of the fields.
@@ -21,7 +22,7 @@ type setup struct {
 	codec    Codec
 
 	keep    bool // WithPersistentTasks
-	missed  MissedPolicy
+	missed  timetable.Policy
 	retries int
 	backoff *Backoff      // between attempts, or nil if it was not set
 	timeout time.Duration // of Queue.Work, or 0
@@ -198,4 +199,23 @@ func (l Layout) naming() func(guid, base string) string {
 		return lock.KazooName
 	}
 	return session.ProtectedName
+}
+
+// A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.
+// LayoutZsync, the default, gives all guarantees. The znodes of another layout express only some
+// methods and options: the rest return [ErrInvalid] (docs/interop.md). There, an element is deleted
+// before it is offered. If the process crashes, or the Session is closed while no server answers,
+// up to [WithPrefetch] elements and all unsettled ones are lost.
+type QueueLayout int
+
+const (
+	LayoutZsync            QueueLayout = iota // zsync's own, the default
+	LayoutSimpleQueue                         // of Curator's SimpleDistributedQueue, without priorities
+	LayoutDistributedQueue                    // of Curator's DistributedPriorityQueue, and of its DistributedQueue without a lock path
+	LayoutKazooQueue                          // of kazoo's Queue
+)
+
+// String returns the name of the layout.
+func (l QueueLayout) String() string {
+	return nameOf(l, "QueueLayout", "zsync", "SimpleDistributedQueue", "DistributedQueue", "kazoo")
 }

@@ -372,11 +372,8 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// The type `lister` lists the children of a znode.
-type lister = func(ctx context.Context, dir string) ([]string, *zk.Stat, error)
-
 // The method `names` lists the names of the keys' znodes with the function `list`.
-func (m *Map[V]) names(ctx context.Context, list lister) ([]string, error) {
+func (m *Map[V]) names(ctx context.Context, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) ([]string, error) {
 	names, _, err := list(ctx, m.dir())
 	if session.IsNoNode(err) {
 		return nil, nil
@@ -525,7 +522,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 // readAll lists and reads all keys. The result `listed` is the zxid of the transaction that last
 // created or deleted a child of the map's znode before the listing. It is 0 if the map's znode does
 // not exist.
-func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list lister) (nodes map[string]session.Node, listed int64, err error) {
+func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) (nodes map[string]session.Node, listed int64, err error) {
 	names, err := m.names(ctx, func(ctx context.Context, dir string) ([]string, *zk.Stat, error) {
 		names, stat, err := list(ctx, dir)
 		if err == nil {

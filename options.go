@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -232,15 +233,9 @@ func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {
 func (w warnings) WithAttrs(as []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(as)} }
 func (w warnings) WithGroup(name string) slog.Handler    { return warnings{w.Handler.WithGroup(name)} }
 
-// noCopy makes go vet report a copy of the struct that contains it.
-type noCopy struct{}
-
-func (*noCopy) Lock()   {}
-func (*noCopy) Unlock() {}
-
 // A made value has the arguments that the constructor of every primitive takes.
 type made struct {
-	_    noCopy
+	_    [0]sync.Mutex // makes go vet report a copy
 	s    *Session
 	path string
 	err  error // the error in the constructor's arguments, or nil

@@ -135,22 +135,3 @@ func newQueueSetup(opts []QueueOption) setup {
 	}
 	return c
 }
-
-// A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.
-// LayoutZsync, the default, gives all guarantees. The znodes of another layout express only some
-// methods and options: the rest return [ErrInvalid] (docs/interop.md). There, an element is deleted
-// before it is offered. If the process crashes, or the Session is closed while no server answers,
-// up to [WithPrefetch] elements and all unsettled ones are lost.
-type QueueLayout int
-
-const (
-	LayoutZsync            QueueLayout = iota // zsync's own, the default
-	LayoutSimpleQueue                         // of Curator's SimpleDistributedQueue, without priorities
-	LayoutDistributedQueue                    // of Curator's DistributedPriorityQueue, and of its DistributedQueue without a lock path
-	LayoutKazooQueue                          // of kazoo's Queue
-)
-
-// String returns the name of the layout.
-func (l QueueLayout) String() string {
-	return nameOf(l, "QueueLayout", "zsync", "SimpleDistributedQueue", "DistributedQueue", "kazoo")
-}

@@ -50,7 +50,7 @@ import (
 // broken clock recorded a future instant, delete path/last.
 type Schedule struct {
 	made
-	missed  MissedPolicy
+	missed  timetable.Policy
 	retries int
 	backoff session.RetryPolicy
 	skew    atomic.Int64 // nanoseconds that are added to the clock of this process; 0 except in tests
@@ -101,7 +101,7 @@ func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
 // or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
 	return func(c *setup) {
-		if c.missed = p; p < MissedLatest || p > MissedAll {
+		if c.missed = timetable.Policy(p); p < MissedLatest || p > MissedAll {
 			c.err = session.Invalid("WithMissed(%d): unknown policy", p)
 		}
 	}
@@ -205,10 +205,6 @@ func (r scheduleRecord) attempts(at time.Time) int {
 	return 0
 }
 
-// The type `choice` picks the instant to run, given the content of path/last. If no instant must
-// run, it returns errPassed.
-type choice func(r scheduleRecord) (time.Time, error)
-
 // Do runs f, unless a process has done the instant `at` or a later one, and reports whether it ran
 // f. While another process runs its function for the instant, Do waits. If that function fails, the
 // next process in line runs its function. If f returns an error, Do records and returns it. If the
@@ -249,10 +245,10 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 }
 
 // The method `attempt` takes the lock, and runs f for the instant that the function `choose` then
-// picks. It stops waiting for the lock when the function `over` returns true for path/last. It
+// picks, given the content of path/last. If no instant must run, `choose` returns errPassed. The method stops waiting for the lock when the function `over` returns true for path/last. It
 // reports whether it ran f. The error is errPassed if the instant was not run. Then the caller
 // reads path/last again.
-func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose choice, retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
+func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// This attempt has its own Mutex value. So the transaction that records the result needs the hold
 	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
 	// next hold.
@@ -290,7 +286,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 
 // The method `run` runs f for the instant that the function `choose` picks, and records the result.
 // The caller holds the Mutex `lock`.
-func (c *Schedule) run(ctx context.Context, lock *Mutex, choose choice, retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
+func (c *Schedule) run(ctx context.Context, lock *Mutex, choose func(r scheduleRecord) (time.Time, error), retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// The previous holder first recorded its result, and then released the lock. We hold the lock
 	// now, so this read returns that record. If the read runs in a later session than the hold,
 	// the hold is lost. A check after the read finds that.
@@ -622,10 +618,10 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		}
 		now := c.now()
 		due := now
-		if c.missed == MissedSkip {
+		if c.missed == timetable.Skip {
 			due = idle
 		}
-		at, err := timetable.Due(next, timetable.Policy(c.missed), r.reached(), began, due)
+		at, err := timetable.Due(next, c.missed, r.reached(), began, due)
 		if err != nil {
 			return err
 		}
@@ -634,14 +630,14 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		}
 		switch {
 		case !current.After(r.reached()):
-		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
+		case c.missed == timetable.All && (at.IsZero() || current.Before(at)), c.missed != timetable.All && !timetable.Over(next, current, now):
 			at = current // the time for the instant `current` is not over. With MissedAll, an earlier instant comes first
 		}
 		if at.IsZero() {
 			return nil
 		}
 		if wait := c.pauseLeft(r, at); wait > 0 {
-			if later := next.Next(at.Local()); c.missed != MissedAll && later.After(now) {
+			if later := next.Next(at.Local()); c.missed != timetable.All && later.After(now) {
 				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant `at`
 			}
 			if err := c.sleep(ctx, min(wait, time.Minute)); err != nil {
@@ -673,7 +669,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		idle = c.now()
 		switch {
 		case err == nil:
-			if losses = 0; began.Before(current) && c.missed != MissedSkip {
+			if losses = 0; began.Before(current) && c.missed != timetable.Skip {
 				began = current
 			}
 		case ctx.Err() != nil:
@@ -699,18 +695,18 @@ func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
 
 // The method `choice` returns the function with which Run chooses an instant under the lock. This
 // function picks the instant `at`, or a later one if `at` was missed while Run waited for the lock.
-func (c *Schedule) choice(next Timetable, at time.Time) choice {
+func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (time.Time, error) {
 	return func(r scheduleRecord) (time.Time, error) {
 		if c.over(at)(r) {
 			return at, errPassed
 		}
 		at := at
 		switch c.missed {
-		case MissedSkip:
+		case timetable.Skip:
 			if timetable.Over(next, at, c.now()) {
 				return at, errPassed
 			}
-		case MissedLatest:
+		case timetable.Latest:
 			latest, err := timetable.LatestDue(next, at, c.now())
 			if err != nil {
 				return at, err

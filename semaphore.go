@@ -780,7 +780,7 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) err
 			held = m.held.Held()
 		}
 		m.mu.Unlock()
-		return notHeld(fmt.Sprintf("%d permits, %d held", n, held))
+		return session.Worded(fmt.Sprintf("%d permits, %d held", n, held), ErrNotLocked)
 	}
 	short := a.Held() < n
 	left, r, lost := a.Release(min(n, a.Held()), f)

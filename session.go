@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -34,17 +35,17 @@ import (
 // A Session sends pings and, while it holds something, two small requests every quarter of its
 // timeout, unless other requests confirm it.
 type Session struct {
-	_ noCopy
+	_ [0]sync.Mutex // makes go vet report a copy
 	m *session.Manager
 
 	tracer Tracer // or nil
 
-	tallies   tally.Tallies
-	leftovers double.Leftovers             // state of double barriers, for WaitGroup.Enter
-	marks     shared.WeakMap[string, mark] // by the path of the mark
-	ids       shared.Names                 // ids of memberships in groups, by the path of the znode
-	swept     shared.Pace                  // time of the last sweep, by the path of the Flight
-	kept      atomic.Int64                 // number of places that WithRetention retains
+	tallies   shared.WeakMap[string, tally.Tally]
+	leftovers shared.WeakMap[string, double.Leftovers] // state of double barriers, for WaitGroup.Enter
+	marks     shared.WeakMap[string, mark]             // by the path of the mark
+	ids       shared.Names                             // ids of memberships in groups, by the path of the znode
+	swept     shared.Pace                              // time of the last sweep, by the path of the Flight
+	kept      atomic.Int64                             // number of places that WithRetention retains
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:

@@ -57,7 +57,7 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	session.ApplyEach("WaitGroup", opts, &c.err, func(o WaitGroupOption) { o(&c) })
 	wg := &WaitGroup{made: made{s: s, path: path}}
 	if wg.err = checkNew(s, path, c.err); wg.err == nil {
-		wg.tally = s.tallies.Of(s.m, s.m.Full(path), c.keep)
+		wg.tally = tally.Of(&s.tallies, s.m, s.m.Full(path), c.keep)
 		wg.double = double.New(s.m, path, &s.leftovers)
 	}
 	return wg

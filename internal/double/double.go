@@ -72,20 +72,14 @@ type DoubleBarrier struct {
 	mu     sync.Mutex
 	inside []*party // parties that have entered and not left, in order; guarded by mu
 
-	leftovers *leftovers
+	leftovers *Leftovers
 }
 
-// Leftovers is a map of one Session, with the leftovers of each path. The zero value is ready for
-// use.
+// Leftovers has the GUIDs of parties whose Enter is over, but whose znodes may still exist. All
+// DoubleBarrier values of a path in a Session share one Leftovers, because a caller may enter again
+// with another value.
 type Leftovers struct {
-	m shared.WeakMap[string, leftovers]
-}
-
-// leftovers has the GUIDs of parties whose Enter is over, but whose znodes may still exist. All
-// DoubleBarrier values of a path in a Session share one `leftovers`, because a caller may enter
-// again with another value.
-type leftovers struct {
-	all *Leftovers
+	all *shared.WeakMap[string, Leftovers] // of the Session, by path
 	dir string
 
 	mu    sync.Mutex
@@ -190,13 +184,13 @@ func parseRoomState(data []byte) (roomState, error) {
 }
 
 // New returns the double barrier at `path`. It does no I/O.
-func New(m *session.Manager, path string, all *Leftovers) *DoubleBarrier {
+func New(m *session.Manager, path string, all *shared.WeakMap[string, Leftovers]) *DoubleBarrier {
 	dir := m.Full(path)
 	return &DoubleBarrier{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
 		room:      session.ChildPath(dir, "parties"),
 		dir:       dir,
-		leftovers: all.m.Of(dir, &leftovers{all: all, dir: dir}),
+		leftovers: all.Of(dir, &Leftovers{all: all, dir: dir}),
 	}
 }
 
@@ -357,7 +351,7 @@ func (b *DoubleBarrier) leaveBehind(guid string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.guids = append(l.guids, guid)
-	l.all.m.Keep(l.dir, l, true)
+	l.all.Keep(l.dir, l, true)
 }
 
 // removeLeftovers deletes the znodes of leftover parties, the ghosts. Each party that enters tries
@@ -384,7 +378,7 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 		}
 		l.mu.Lock()
 		l.guids = slices.DeleteFunc(l.guids, func(g string) bool { return g == guid })
-		l.all.m.Keep(l.dir, l, len(l.guids) > 0)
+		l.all.Keep(l.dir, l, len(l.guids) > 0)
 		l.mu.Unlock()
 	}
 	return nil

@@ -32,19 +32,6 @@ var (
 	ErrMixed = session.ErrMixed
 )
 
-// A forgottenError is an [ErrDeadlock] whose cause is a lost hold that this process has not
-// released.
-type forgottenError struct {
-	at  time.Time
-	why error
-}
-
-func (e *forgottenError) Error() string {
-	return fmt.Sprintf("deadlock: this process lost its hold at %s (%v) and has not released it since; unlock or release it after a loss, too", e.at.Format(time.RFC3339), e.why)
-}
-
-func (e *forgottenError) Is(target error) bool { return target == ErrDeadlock }
-
 // A Hold is a lock, a leadership or some permits that this process holds through one session. The
 // process has ephemeral znodes for the hold: one for a lock or a leadership, one or more for
 // permits. A Hold begins once and ends once.
@@ -203,7 +190,7 @@ func (h *Hold) Forgotten() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if why := h.lost.Cause(); why != nil && time.Since(h.ended) >= h.Incarnation.Manager.Timeout() {
-		return &forgottenError{h.ended, why}
+		return session.Worded(fmt.Sprintf("deadlock: this process lost its hold at %s (%v) and has not released it since; unlock or release it after a loss, too", h.ended.Format(time.RFC3339), why), ErrDeadlock)
 	}
 	return nil
 }

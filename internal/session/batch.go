@@ -95,7 +95,7 @@ func addEach[T any](b *batch, paths []string, c func(path string) call[T]) (adde
 // call. If the servers refuse the sync, retryFresh returns the refusal, and the caller ignores the
 // reads.
 func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *batch)) error {
-	var sync *pending[void]
+	var sync *pending[struct{}]
 	err := inc.retryAll(ctx, func(b *batch) {
 		sync = add(b, syncCall(path))
 		f(b)

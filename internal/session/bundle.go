@@ -149,8 +149,8 @@ func getEach(ctx context.Context, paths []string, read func(ctx context.Context,
 }
 
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
-// only the Stat. ZooKeeper 3.8.4 and 3.9.2 and newer versions refuse the Stat, too: then it is the
-// result of concealed. Such a znode costs up to 128 requests, because its neighbours in `paths` are
+// only the Stat. ZooKeeper 3.8.4 and 3.9.2 and newer versions refuse the Stat, too: then it is a
+// Stat for which Concealed returns true. Such a znode costs up to 128 requests, because its neighbours in `paths` are
 // then read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleFirst)
@@ -183,22 +183,18 @@ func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int
 		if IsAnswer(err, zk.ErrNoAuth) {
 			data = nil
 			if stat, err = inc.Exists(ctx, path); IsAnswer(err, zk.ErrNoAuth) {
-				stat, err = concealed(), nil // servers look for a znode before its ACL, so it exists
+				// Servers look for a znode before its ACL, so it exists. It never looks old.
+				now := time.Now().UnixMilli()
+				stat, err = &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}, nil
 			}
 		}
 		return data, stat, err
 	})
 }
 
-// The constant `secret` is the EphemeralOwner and the DataLength in the result of concealed.
+// The constant `secret` is the EphemeralOwner and the DataLength of a znode whose Stat the client
+// cannot read.
 const secret = -1
-
-// The function `concealed` returns a Stat for a znode that exists and whose Stat the client cannot
-// read. Its times are the present time, so the znode never looks old.
-func concealed() *zk.Stat {
-	now := time.Now().UnixMilli()
-	return &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}
-}
 
 // Concealed returns true if the znode exists and the client cannot read its Stat.
 func (n Node) Concealed() bool { return n.Stat != nil && n.Stat.DataLength == secret }

@@ -11,8 +11,6 @@ import (
 // This file encodes the requests of a session and decodes their replies. request.go and batch.go
 // send them.
 
-type void = struct{}
-
 func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[string] {
 	return inc.createWithACL(path, data, flags, inc.Manager.Config.ACL)
 }
@@ -54,28 +52,20 @@ func isMade(made, path string, flags int32) bool {
 	return ok && rest == ""
 }
 
-func deleteCall(path string) call[void] { return deleteVersionCall(path, -1) }
-
 // The method `flush` returns a write that changes nothing: the deletion of a znode that does not
 // exist. The leader answers writes in the order in which it has received requests. So a read after
 // that write, over the same connection, sees every earlier request of this session that the leader
 // has received. If the client has no permission for the deletion, its server may answer without the
 // leader. Then the read is only as new as the sync that the caller sends with the write.
-func (inc *Incarnation) flush() call[void] {
-	c := deleteCall(inc.conns.Nobody)
+func (inc *Incarnation) flush() call[struct{}] {
+	c := deletion(inc.conns.Nobody, -1)
 	c.moot = true
 	return c
 }
 
-func deleteVersionCall(path string, version int32) call[void] {
-	return call[void]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
-}
-
 func getCall(path string) call[Node] {
-	return call[Node]{op: wire.OpGetData, path: path, take: takeNode}
+	return call[Node]{op: wire.OpGetData, path: path, take: func(s *wire.Scanner) Node { return Node{s.Data(), s.Stat()} }}
 }
-
-func takeNode(s *wire.Scanner) Node { return Node{s.Data(), s.Stat()} }
 
 func existsCall(path string) call[*zk.Stat] {
 	return call[*zk.Stat]{op: wire.OpExists, path: path, take: (*wire.Scanner).Stat}
@@ -88,10 +78,8 @@ type listing struct {
 }
 
 func childrenCall(path string) call[listing] {
-	return call[listing]{op: wire.OpGetChildren2, path: path, take: takeListing}
+	return call[listing]{op: wire.OpGetChildren2, path: path, take: func(s *wire.Scanner) listing { return listing{s.Strings(), s.Stat()} }}
 }
-
-func takeListing(s *wire.Scanner) listing { return listing{s.Strings(), s.Stat()} }
 
 func setCall(path string, data []byte, version int32) call[*zk.Stat] {
 	return call[*zk.Stat]{
@@ -101,20 +89,18 @@ func setCall(path string, data []byte, version int32) call[*zk.Stat] {
 	}
 }
 
-func syncCall(path string) call[void] { return call[void]{op: wire.OpSync, path: path} }
+func syncCall(path string) call[struct{}] { return call[struct{}]{op: wire.OpSync, path: path} }
 
 func aclCall(path string) call[[]zk.ACL] {
 	return call[[]zk.ACL]{op: wire.OpGetACL, path: path, take: (*wire.Scanner).ACL}
 }
 
-// An Identity is a client as a server knows it.
-type Identity struct{ Scheme, ID string }
-
-// whoAmICall asks for the identities of this client. Servers know this request since version 3.7.
-func whoAmICall() call[[]Identity] {
-	return call[[]Identity]{op: wire.OpWhoAmI, take: func(s *wire.Scanner) (ids []Identity) {
+// whoAmICall asks for the identities of this client, which are ACL entries without permissions.
+// Servers know this request since version 3.7.
+func whoAmICall() call[[]zk.ACL] {
+	return call[[]zk.ACL]{op: wire.OpWhoAmI, take: func(s *wire.Scanner) (ids []zk.ACL) {
 		for n := s.Int32(); n > 0 && !s.Bad; n-- {
-			ids = append(ids, Identity{s.String(), s.String()})
+			ids = append(ids, zk.ACL{Scheme: s.String(), ID: s.String()})
 		}
 		return ids
 	}}

@@ -291,8 +291,18 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 // request and answers the next.
 func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
 	if c.List {
-		if c.Roll, err = inc.listBehind(ctx, c.Dir.Path, c.Path, c.roll); err != nil {
-			return err
+		if c.roll != nil {
+			_, err = c.roll.Wait(ctx, inc)
+			if err != nil && OutcomeOf(err) == Answered {
+				return err
+			}
+		}
+		// If the listing was not sent, or its reply was lost, or the connection changed between the two
+		// requests, list again.
+		if c.Roll = c.roll; c.roll == nil || err != nil || !c.roll.Has(BaseName(c.Path)) {
+			if c.Roll, err = inc.Roll(ctx, c.Dir.Path); err != nil {
+				return err
+			}
 		}
 	}
 	if c.Read {
@@ -359,32 +369,6 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 	}
 	made.then(func() { d.queue.wait(d) })
 	return d
-}
-
-// listBehind returns a listing of dir that is not older than the creation of its child at path. The
-// argument `listed` is nil or a listing. The client has sent that listing after the request that
-// creates the child, over the same connection or over the next connection.
-func (inc *Incarnation) listBehind(ctx context.Context, dir, path string, listed *Roll) (*Roll, error) {
-	if listed != nil {
-		_, err := listed.Wait(ctx, inc)
-		switch {
-		case err == nil && listed.Has(BaseName(path)):
-			return listed, nil
-		case err != nil && OutcomeOf(err) == Answered:
-			return nil, err
-		}
-		// The reply was lost, or the connection changed between the two requests.
-	}
-	roll, err := inc.Roll(ctx, dir)
-	if OutcomeOf(err) != Answered { // return the cause to the caller, not the error of a request
-		switch {
-		case inc.Ctx.Err() != nil:
-			err = ErrEnded
-		case ctx.Err() != nil:
-			err = CtxErr(ctx)
-		}
-	}
-	return roll, err
 }
 
 // Find looks for the child of dir whose name begins with guid, and returns its path or "".

@@ -148,7 +148,8 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 	for _, d := range ds {
 		switch {
 		case !d.limit.IsZero() && !now.Before(d.limit):
-			q.inc.giveUpOver(d.Paths[0])
+			q.inc.Manager.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", d.Paths[0])
+			q.inc.giveUp()
 			d.over(ErrEnded)
 		case connected && !now.Before(d.due):
 			due = append(due, d)
@@ -197,16 +198,10 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 }
 
-// giveUpOver abandons the session, because the servers refuse to delete its znode at path.
-func (inc *Incarnation) giveUpOver(path string) {
-	inc.Manager.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", path)
-	inc.giveUp()
-}
-
 // The method `request` returns a request that deletes the znodes of d.
 func (d *Deletion) request() conn.Request {
 	if len(d.Paths) == 1 {
-		return requestFor(d, deleteCall(d.Paths[0]))
+		return requestFor(d, deletion(d.Paths[0], -1))
 	}
 	var ops []any
 	for _, path := range d.Paths {

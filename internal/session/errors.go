@@ -71,6 +71,18 @@ type refusedOp struct {
 func (e *refusedOp) Error() string { return e.op + ": " + e.err.Error() }
 func (e *refusedOp) Unwrap() error { return e.err }
 
+// A worded error matches another error, but has a text of its own.
+type worded struct {
+	text string
+	is   error
+}
+
+func (e *worded) Error() string        { return e.text }
+func (e *worded) Is(target error) bool { return target == e.is }
+
+// Worded returns an error with this text that matches `is`.
+func Worded(text string, is error) error { return &worded{text, is} }
+
 // An unservedError is the error of a context that has ended while no server answered.
 type unservedError struct {
 	end  error

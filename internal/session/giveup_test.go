@@ -44,7 +44,6 @@ func TestHoldersHaveTimeBeforeASessionThatIsGivenUpIsClosed(t *testing.T) {
 		for range 20 { // more reasons, of those who are late
 			time.Sleep(testTimeout / 100)
 			inc.giveUp()
-			inc.giveUpOver("/m/x")
 		}
 		next := live(t, s)
 		_, err = next.Stake(t.Context())

@@ -38,16 +38,16 @@ type Incarnation struct {
 
 	Ended Ending // each hold of the session has a hook here; the hook ends the hold, and runs before the servers end the session
 
-	ID      atomic.Int64               // the session id; 0 before the first handshake
-	Timeout atomic.Int64               // the negotiated session timeout, in nanoseconds
-	vetted  shared.Cache[struct{}]     // by path: the parent znodes that no other client can change
-	lasting shared.Cache[int64]        // by path: the czxid of the persistent znode there, see Storable
-	ids     atomic.Pointer[[]Identity] // the identities of this client, see the method `identities`; nil before the first request for them
-	own     sync.Map                   // by path: the last sighting of the znode of a shared Creation
-	first   chan struct{}              // closed when the first handshake has succeeded
-	gone    chan struct{}              // closed when `serve` has returned
-	drain   sync.Once                  // `shut` does its work once
-	over    atomic.Bool                // the servers have confirmed the end of the session, for which the client has asked
+	ID      atomic.Int64             // the session id; 0 before the first handshake
+	Timeout atomic.Int64             // the negotiated session timeout, in nanoseconds
+	vetted  shared.Cache[struct{}]   // by path: the parent znodes that no other client can change
+	lasting shared.Cache[int64]      // by path: the czxid of the persistent znode there, see Storable
+	ids     atomic.Pointer[[]zk.ACL] // the identities of this client, see the method `identities`; nil before the first request for them
+	own     sync.Map                 // by path: the last sighting of the znode of a shared Creation
+	first   chan struct{}            // closed when the first handshake has succeeded
+	gone    chan struct{}            // closed when `serve` has returned
+	drain   sync.Once                // `shut` does its work once
+	over    atomic.Bool              // the servers have confirmed the end of the session, for which the client has asked
 
 	ephemerals ephemerals
 
@@ -366,8 +366,8 @@ func (inc *Incarnation) Alive() bool {
 	}
 	if left := inc.left(); left <= 0 {
 		why := LossCutOff
-		if inc.overslept() {
-			why = LossPaused
+		if m := inc.looked.Load(); m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5) {
+			why = LossPaused // the watchdog could not run: the process was stopped, or the machine slept
 		}
 		inc.loseSince(why, time.Now().Add(left))
 		return false
@@ -531,7 +531,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	inc.mu.Unlock()
 	inc.wake()
 	if !again {
-		m.traceBegin(inc)
+		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Seen.Zxid.Load()})
 		close(inc.first)
 	}
 	if entered {
@@ -626,16 +626,6 @@ func (m *Manager) TraceLoss(l trace.Record, why error) trace.Record {
 		l.Since = &since
 	}
 	return l
-}
-
-func (m *Manager) traceBegin(inc *Incarnation) {
-	m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Seen.Zxid.Load()})
-}
-
-func (m *Manager) traceEnd(inc *Incarnation, why error) {
-	if m.Trace != nil && inc.ID.Load() != 0 {
-		m.Trace.Line(m.TraceLoss(trace.Record{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.conns.Seen.Zxid.Load()}, why))
-	}
 }
 
 // EndError returns the error for holders if the incarnation ends with this cause. It matches

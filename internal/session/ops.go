@@ -20,7 +20,7 @@ import (
 // Recall reconstructs the responses of a transaction that was applied at zxid, but whose reply
 // was lost. It cannot reconstruct responses about znodes that other clients have changed since.
 func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
-	rs := presumed(ops)
+	rs := make([]zk.MultiResponse, len(ops))
 	found, deleted := make(map[string]bool), make(map[string]bool)
 	later := make(map[string]int32) // the number of later writes of the same znode
 	for i, op := range slices.Backward(ops) {
@@ -35,6 +35,7 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 			later[op.Path]++
 		case *zk.CreateRequest:
 			if op.Flags&zk.FlagSequence == 0 {
+				rs[i].String = op.Path
 				continue
 			}
 			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
@@ -54,18 +55,6 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 					break
 				}
 			}
-		}
-	}
-	return rs
-}
-
-// The function `presumed` returns the part of an applied transaction's responses that the client
-// knows without a request: the paths of created znodes that are not sequential.
-func presumed(ops []any) []zk.MultiResponse {
-	rs := make([]zk.MultiResponse, len(ops))
-	for i, op := range ops {
-		if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence == 0 {
-			rs[i].String = c.Path
 		}
 	}
 	return rs
@@ -128,7 +117,11 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 		if creates && !created || dir == "" {
 			created, dir = creates, ParentPath(m.Full(path))
 		}
-		if err := checkOpPath(op, path); err != nil {
+		named := path
+		if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
+			named += "0" // a sequential create: the number is the whole name
+		}
+		if err := CheckPathText(named); err != nil {
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
 	}
@@ -147,15 +140,6 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 
 // LogName is as long as the longest name of a transaction's log.
 const LogName = "_c_xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-receipt"
-
-// checkOpPath is CheckPathText, but the path of a sequential create may end in a slash: then the
-// number is the whole name.
-func checkOpPath(op any, path string) error {
-	if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
-		path += "0"
-	}
-	return CheckPathText(path)
-}
 
 // FailedOp returns the index of the operation that made a transaction fail, or -1.
 func FailedOp(rs []zk.MultiResponse) int {

@@ -63,7 +63,7 @@ func (inc *Incarnation) RemoveOwn(path string) *Deletion {
 // removeOwn deletes the znode at path if it is this session's.
 func (inc *Incarnation) removeOwn(path string, seen sighting) error {
 	// Only the end of the session ends the attempts.
-	_, _, err := whileOurs(inc.Ctx, inc, seen, inc.lookAtOwn(inc.Ctx, path), func(version int32) call[void] { return deleteVersionCall(path, version) })
+	_, _, err := whileOurs(inc.Ctx, inc, seen, inc.lookAtOwn(inc.Ctx, path), func(version int32) call[struct{}] { return deletion(path, version) })
 	return err
 }
 
@@ -104,7 +104,7 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 			stat = nil
 		}
 		return stat, err
-	}, func(version int32) call[void] { return deleteVersionCall(path, version) })
+	}, func(version int32) call[struct{}] { return deletion(path, version) })
 	if err == nil || IsNoNode(err) {
 		inc.ephemerals.gone(path)
 	}

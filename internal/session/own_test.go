@@ -12,11 +12,11 @@ import (
 // A look finds what is ours. Right behind it the connection is replaced, and meanwhile
 // another makes its own there: what is sent then has looked over the new connection.
 func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
-	for name, c := range map[string]func(version int32) call[void]{
-		"deletion": func(version int32) call[void] { return deleteVersionCall("/a", version) },
-		"write": func(version int32) call[void] {
+	for name, c := range map[string]func(version int32) call[struct{}]{
+		"deletion": func(version int32) call[struct{}] { return deletion("/a", version) },
+		"write": func(version int32) call[struct{}] {
 			set := setCall("/a", []byte("mine"), version)
-			return call[void]{op: set.op, path: set.path, body: set.body}
+			return call[struct{}]{op: set.op, path: set.path, body: set.body}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

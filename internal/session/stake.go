@@ -80,7 +80,10 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			return nil, err
 		}
 		q, wait := inc.inquire(true)
-		if q == nil && inc.certain() > enough && inc.wroteHere() {
+		inc.LeaseMu.Lock()
+		ready := inc.Lease.Wrote() && inc.Lease.Confirmed(time.Now()) > enough
+		inc.LeaseMu.Unlock()
+		if q == nil && ready {
 			// Another goroutine's inquiry was answered since the check above. The next inquiry is
 			// due in a quarter of the timeout, and this caller need not wait for it.
 			continue
@@ -108,14 +111,6 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	}
 }
 
-// wroteHere reports whether a write was answered over the present connection, or whether that
-// connection began the session.
-func (inc *Incarnation) wroteHere() bool {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	return inc.Lease.Wrote()
-}
-
 // The method `confirmable` reports whether a sync would confirm anything.
 func (inc *Incarnation) confirmable() bool {
 	inc.LeaseMu.Lock()
@@ -133,7 +128,7 @@ func (inc *Incarnation) Assured() bool {
 
 // The type `inquiry` is a request that confirms the session.
 type inquiry struct {
-	*pending[void]
+	*pending[struct{}]
 	ended chan struct{} // closed after the reply has come, or cannot come, and the next inquiry may begin
 }
 
@@ -162,9 +157,10 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if !up {
 		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
-	c := inc.flush()
-	if p != lease.Quorum {
-		c = syncCall(inc.conns.Nobody)
+	c := call[struct{}]{op: wire.OpSync, path: inc.conns.Nobody}
+	if p == lease.Quorum {
+		c = deletion(inc.conns.Nobody, -1)
+		c.moot = true
 	}
 	var pause time.Duration                           // before the next inquiry
 	c.refused = func(int32) { pause = timeout / 100 } // the server may be overloaded
@@ -290,13 +286,6 @@ func (inc *Incarnation) staked() bool {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	return inc.stakes > 0
-}
-
-// The method `overslept` reports whether the watchdog could not run for a while, for example
-// because the process was stopped or the machine slept.
-func (inc *Incarnation) overslept() bool {
-	m := inc.looked.Load()
-	return m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5)
 }
 
 // dialLimit is the longest time to reach a server and receive its answer to the handshake. Servers

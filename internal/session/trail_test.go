@@ -66,7 +66,7 @@ func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
 		r    conn.Request
 		want bool
 	}{
-		{newPending(deleteCall("/x")), true},
+		{newPending(deletion("/x", -1)), true},
 		{newPending(multiCall(nil)), true},
 		{(&Deletion{Paths: []string{"/x"}}).request(), true},
 		{newPending(getCall("/x")), false},

@@ -78,7 +78,7 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 // auth, and acl has an entry whose scheme is not world, ip or digest. Only the servers know the
 // identities, so the function asks a server, once in a session. A server before version 3.7 cannot
 // answer. Then no entry of such a scheme counts as the session's own.
-func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identity, error) {
+func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]zk.ACL, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
 		return nil, nil
@@ -96,7 +96,7 @@ func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]Identit
 
 // The method `allows` reports whether the session's own ACL also gives all permissions that e
 // gives. It ignores the permission to read. The argument ids is the result of `identities`.
-func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
+func (m *Manager) allows(e zk.ACL, ids []zk.ACL) bool {
 	var given int32
 	for _, own := range m.Config.ACL {
 		if m.sameID(own, e, ids) {
@@ -107,14 +107,14 @@ func (m *Manager) allows(e zk.ACL, ids []Identity) bool {
 }
 
 // sameID reports whether e is for the same clients as `own`, an entry of the session's ACL.
-func (m *Manager) sameID(own, e zk.ACL, ids []Identity) bool {
+func (m *Manager) sameID(own, e zk.ACL, ids []zk.ACL) bool {
 	switch {
 	case own.Scheme == "world":
 		return true // every client has these permissions anyway
 	case own.Scheme != "auth":
 		return own.Scheme == e.Scheme && (own.ID == e.ID || e.Scheme == "digest" && sameUser(own.ID, e.ID))
 	case e.Scheme != "digest":
-		return e.Scheme != "ip" && slices.Contains(ids, Identity{e.Scheme, e.ID})
+		return e.Scheme != "ip" && slices.Contains(ids, zk.ACL{Scheme: e.Scheme, ID: e.ID})
 	}
 	return slices.ContainsFunc(m.Config.Auths, func(a conn.Auth) bool {
 		return a.Scheme == "digest" && sameUser(digestID(string(a.Credentials)), e.ID)

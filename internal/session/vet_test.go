@@ -12,7 +12,7 @@ import (
 func TestAnEntryThatGivesMoreThanTheSessionsOwnACLIsNotAllowed(t *testing.T) {
 	entry := func(perms int32, scheme, id string) zk.ACL { return zk.ACL{Perms: perms, Scheme: scheme, ID: id} }
 	const change = zk.PermCreate | zk.PermDelete
-	mine, ids := digestID("me:secret"), []Identity{{"ip", "10.0.0.1"}, {"x509", "CN=me"}}
+	mine, ids := digestID("me:secret"), []zk.ACL{{Scheme: "ip", ID: "10.0.0.1"}, {Scheme: "x509", ID: "CN=me"}}
 	world, digest, auth := entry(change, "world", "anyone"), entry(zk.PermAll, "digest", mine), entry(zk.PermAll, "auth", "")
 	for _, c := range []struct {
 		own  []zk.ACL

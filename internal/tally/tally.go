@@ -24,21 +24,17 @@ import (
 // negative.
 var ErrNegativeCounter = errors.New("negative counter")
 
-// Tallies is the set of tallies of one Session. Each pair of a path and a value of `keep`
-// has its own tally. A tally exists while a WaitGroup uses it, and while rememberLocked
-// keeps it. The zero value of Tallies is ready for use.
-type Tallies struct {
-	m shared.WeakMap[key, Tally]
-}
-
 // Of returns the tally of `dir`, a path as the server knows it. If `keep` is true, tasks
-// outlive their session.
-func (ts *Tallies) Of(m *session.Manager, dir string, keep bool) *Tally {
-	return ts.m.Of(key{dir, keep}, &Tally{m: m, all: ts, dir: dir, keep: keep})
+// outlive their session. The map `all` has the tallies of the Session. Each pair of a path and
+// a value of `keep` has its own tally. A tally exists while a WaitGroup uses it, and while
+// rememberLocked keeps it.
+func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep bool) *Tally {
+	key := dir
+	if keep {
+		key = "keep " + dir
+	}
+	return all.Of(key, &Tally{m: m, all: all, dir: dir, keep: keep})
 }
-
-// Kept returns the number of tallies that stay in memory because they must remember tasks.
-func (ts *Tallies) Kept() int { return ts.m.Kept() }
 
 // A Tally is the counter of one path as one Session sees it. All WaitGroups of that
 // Session with the same path share the Tally.
@@ -58,9 +54,9 @@ func (ts *Tallies) Kept() int { return ts.m.Kept() }
 //  6. If the queue has new changes, the goroutine continues with step 2.
 type Tally struct {
 	m    *session.Manager
-	all  *Tallies // the tallies of the Session
-	dir  string   // the full path on the server
-	keep bool     // tasks outlive their session
+	all  *shared.WeakMap[string, Tally] // the tallies of the Session
+	dir  string                         // the full path on the server
+	keep bool                           // tasks outlive their session
 
 	mu    sync.Mutex
 	queue []*change            // changes that wait for the goroutine; guarded by mu
@@ -69,11 +65,6 @@ type Tally struct {
 	why   error                // the reason why the last session with such tasks ended; guarded by mu
 	own   openTasks            // the znode of this process; written with mu held, by the goroutine that applies changes or, if none runs, by `submit`
 	inc   *session.Incarnation // the session of the znode `own`; nil without a znode, or if `keep` is true; written like `own`
-}
-
-type key struct {
-	dir  string
-	keep bool
 }
 
 // The type `change` is one call of `Add` or `Done`.
@@ -330,7 +321,9 @@ func (t *Tally) forfeitLocked() {
 // the program calls Done for that task. This call of Done must not end another task
 // instead. Persistent tasks need no tally in memory, because they belong to no session.
 func (t *Tally) rememberLocked() {
-	t.all.m.Keep(key{t.dir, t.keep}, t, !t.keep && t.own.count+t.lost > 0)
+	if !t.keep {
+		t.all.Keep(t.dir, t, t.own.count+t.lost > 0)
+	}
 }
 
 // repayLocked reduces the change `c` by the tasks that have already ended with their

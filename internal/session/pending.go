@@ -1,0 +1,114 @@
+package session
+
+// This file has a request and its reply. request.go sends requests and waits for replies.
+
+import (
+	"sync/atomic"
+
+	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/wire"
+)
+
+// The type `call` is the content of a request and the decoder of its reply.
+type call[T any] struct {
+	op   int32
+	path string                  // "" if the request is not about one znode
+	moot bool                    // the request changes nothing, no matter when the server executes it
+	body func(p []byte) []byte   // appends the part after the path; nil: there is none
+	take func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
+
+	refused func(code int32) // called with the code of a refusal; nil: no function is called
+
+	// If `judge` is not nil, it replaces `take`: the reply can contain an error of its own.
+	judge func(s *wire.Scanner) (v T, code int32, err error)
+}
+
+// The function `deletion` returns the deletion of the znode at path, if it has this version. Version -1
+// means any version.
+func deletion(path string, version int32) call[struct{}] {
+	return call[struct{}]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
+}
+
+// The type `pending` is a request whose reply the caller awaits, or leaves to another function.
+type pending[T any] struct {
+	Done chan struct{} // closed when val and err are set
+	val  T
+	err  error
+	call call[T]
+	scan wire.Scanner // of the reply; a field to save an allocation
+	heir atomic.Pointer[func()]
+}
+
+func newPending[T any](c call[T]) *pending[T] {
+	return &pending[T]{Done: make(chan struct{}), call: c}
+}
+
+func (p *pending[T]) Op() int32  { return p.call.op }
+func (p *pending[T]) Moot() bool { return p.call.moot }
+
+func (p *pending[T]) Encode(b []byte) []byte {
+	if p.call.path != "" {
+		b = wire.AppendString(b, p.call.path)
+	}
+	if p.call.body != nil {
+		b = p.call.body(b)
+	}
+	return b
+}
+
+func (p *pending[T]) Key() (key conn.WatchKey, ok bool) {
+	switch p.call.op {
+	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
+		return conn.WatchKey{Kind: conn.KindOfRead(p.call.op), Path: p.call.path}, true
+	}
+	return key, false
+}
+
+func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {
+	p.scan.Rest = body
+	switch {
+	case code != 0:
+		p.err = wire.Error(code)
+		if p.call.refused != nil {
+			p.call.refused(code)
+		}
+	case p.call.judge != nil:
+		p.val, code, p.err = p.call.judge(&p.scan)
+	case p.call.take != nil:
+		p.val = p.call.take(&p.scan)
+	}
+	p.scan.Rest = nil // the buffer belongs to the connection
+	return code, !p.scan.Bad
+}
+
+func (p *pending[T]) Finish() {
+	close(p.Done)
+	p.handOn()
+}
+
+func (p *pending[T]) Fail(err error) {
+	var zero T
+	p.val, p.err = zero, err
+	p.Finish()
+}
+
+// The method `then` registers the function f, which is called once, when p.Done is closed. So no
+// goroutine needs to wait for the reply after the caller has left. The reading goroutine may call
+// f, so f must not block. f is called at the latest when the session has ended and its connection
+// is down: then a request without a reply fails. A request has at most one f.
+func (p *pending[T]) then(f func()) {
+	p.heir.Store(&f)
+	if IsClosed(p.Done) {
+		p.handOn()
+	}
+}
+
+// handOn calls `heir`, the function that p.then has registered. Finish closes p.Done, and after
+// that calls handOn. p.then stores `heir`, and after that calls handOn if p.Done is closed. So
+// whichever of Finish and p.then comes later calls handOn. At that time, `heir` is stored and
+// p.Done is closed. If both call handOn, only the first takes the function.
+func (p *pending[T]) handOn() {
+	if f := p.heir.Swap(nil); f != nil {
+		(*f)()
+	}
+}
