@@ -125,7 +125,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	c := p.claim
 	rk := c.Line.ranks(p.roll)
 	if p.Behind != nil {
-		p.Behind.Set(c.Line.Dir, rk.first(ahead), len(ahead))
+		p.Behind.Set(c.Line.Dir, namesOf(ahead), len(ahead))
 		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
 		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
@@ -147,7 +147,7 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 		return nil, 0, err
 	}
 	ahead, err := l.ahead(ctx, inc, roll, me)
-	return l.ranks(roll).first(ahead), len(ahead), err
+	return namesOf(ahead), len(ahead), err
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has

@@ -39,11 +39,8 @@ type Grant struct {
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
-	g := &c.first
-	if !first {
-		g = new(Grant)
-	}
-	g.Claim, g.lasts, g.hook.Owner = c, true, g
+	g := &Grant{Claim: c, lasts: true}
+	g.hook.Owner = g
 	if first {
 		c.of = c
 		c.guardLocked()

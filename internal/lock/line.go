@@ -111,7 +111,6 @@ type Claim struct {
 	leaveHeld func()            // result of ownWatch.Drop; called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // closed when another client asks the holder to release; nil before Asked is called; guarded by mu
 	granted   int               // number of all grants, for the trace; guarded by mu
-	first     Grant             // memory for its first grant
 
 	// Only a Lock uses the following fields; guarded by Lock.mu:
 	mode    HoldMode
@@ -119,7 +118,6 @@ type Claim struct {
 	closed  bool          // no more readers may join
 	open    int32         // number of transactions that are under way, or may still be applied
 	uses    []*Grant      // one for each goroutine that holds c, in the order of the grants
-	one     [1]*Grant     // memory for `uses`, while `uses` has one element
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
 	listing chan struct{} // closed when the listing of Lock.list is answered; nil if no listing is under way
 	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way

@@ -68,8 +68,6 @@ type waiter struct {
 	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for the value
 
 	place  *Place // its place in the line; nil while w waits for goroutines of this process
-	first  Place  // the memory for `place`, to save an allocation
-	ahead  Ahead  // the contenders ahead of the place `first`
 	grant  *Grant
 	err    error
 	behind *Behind // set together with err
@@ -249,8 +247,7 @@ func (l *Lock) serve() {
 // The method `enter` gives w a place, with which w enters the line.
 func (l *Lock) enter(w *waiter) {
 	e := l.Entry(w.mode)
-	w.first = Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: &w.ahead}
-	w.place = &w.first
+	w.place = &Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: new(Ahead)}
 	w.wake()
 }
 
@@ -323,7 +320,7 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if l.occupied(mode) {
 		return nil
 	}
-	c.mode, c.uses = mode, c.one[:0]
+	c.mode = mode
 	l.holds = append(l.holds, c)
 	switch {
 	case mode == Shared:

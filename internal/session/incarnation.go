@@ -339,14 +339,9 @@ func (inc *Incarnation) confirm() bool {
 // The method `contact` is called when a request was answered at the time `now`, with the proof p.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	inc.LeaseMu.Lock()
-	confirmed := inc.Lease.Answered(s, p, now)
-	if confirmed {
+	defer inc.LeaseMu.Unlock()
+	if inc.Lease.Answered(s, p, now) {
 		inc.leaveBy = time.Time{} // the program's own writes confirm, too
-	}
-	confirmed = confirmed && inc.stakes > 0
-	inc.LeaseMu.Unlock()
-	if confirmed {
-		inc.Manager.Pace.confirmed()
 	}
 }
 

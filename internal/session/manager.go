@@ -44,7 +44,7 @@ type Manager struct {
 	err      error                   // the reason why there will be no other incarnation; guarded by mu
 	closing  error                   // the reason why nothing new can begin; guarded by mu
 	state    ConnState               // guarded by mu
-	feeds    map[any]func(ConnState) // the method `push` of each feed; guarded by mu
+	feeds    map[any]func(ConnState) // called with each change of the state: see States; guarded by mu
 	untold   []Report                // events that the observer has not received yet; guarded by mu
 	telling  bool                    // a goroutine is passing events; guarded by mu
 	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu

@@ -14,9 +14,7 @@ import (
 // The type `pacer` chooses the next server and the pause before it is tried. It tries every server
 // once without a pause. After that, each round waits longer, until a connection has lasted. The
 // lifetime of the last connection counts as a part of the pause, so a connection that was of some
-// use is replaced at once. A short connection also counts as lasting if it has confirmed a session
-// with holds: if connections break all the time, the holds depend on many attempts. A short
-// connection counts as lasting at most once a second.
+// use is replaced at once.
 type pacer struct {
 	hosts []string
 	retry RetryPolicy
@@ -25,8 +23,6 @@ type pacer struct {
 	Next      int       // index of the next server
 	tries     int       // attempts since the last connection that lasted
 	connected time.Time // time of the last attempt if it succeeded; else zero
-	useful    bool      // that connection has confirmed a session with holds
-	spared    time.Time // time of the last reset of `tries` by a useful connection
 }
 
 // The method `pick` returns the next server that may be used, and the pause before that server is
@@ -40,10 +36,7 @@ func (p *pacer) pick(limit time.Duration, mayUse func(addr string) bool) (addr s
 		if lived = time.Since(p.connected); lived >= conn.Lasting {
 			p.tries = 0
 		}
-		if p.useful && time.Since(p.spared) >= conn.Lasting {
-			p.tries, p.spared = 0, time.Now()
-		}
-		p.connected, p.useful = time.Time{}, false
+		p.connected = time.Time{}
 	}
 	for range p.hosts { // a server that must not be used counts as tried
 		next := p.hosts[p.Next%len(p.hosts)]
@@ -69,14 +62,7 @@ func (p *pacer) again() {
 func (p *pacer) success() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	p.connected, p.useful = time.Now(), false
-}
-
-// The method `confirmed` is called when the connection has confirmed a session with holds.
-func (p *pacer) confirmed() {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	p.useful = true
+	p.connected = time.Now()
 }
 
 // The method `untried` returns the number of servers that have not been tried in this round. The
