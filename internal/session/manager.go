@@ -50,7 +50,6 @@ type Manager struct {
 	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu
 	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	leaving  farewell
-	outage   outage
 	calls    functions
 	Attached sync.Map       // data that other packages keep across sessions: see shared.Attached
 	Closing  chan struct{}  // closed when `closing` is set: by Close, or by a failure that no retry can cure
@@ -84,8 +83,14 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}
-	m.outage.say, m.outage.ended, m.outage.spawn = m.sayOutage, m.sayConnected, m.Spawn
-	m.outage.begin()
+	changes := make(chan ConnState)
+	m.feeds[changes] = func(s ConnState) {
+		select {
+		case changes <- s:
+		case <-m.Over:
+		}
+	}
+	m.Spawn(func() { logOutages(changes, m.Over, m.Spawn, m.sayOutage, m.sayConnected) })
 	go m.run()
 	return m
 }
@@ -154,7 +159,6 @@ func (m *Manager) fail(err error) {
 	m.err = err
 	close(m.Over)
 	m.broadcastLocked()
-	m.outage.finish()
 }
 
 // Failure returns the reason why new work is refused: the Session is closed, is being closed, or
@@ -284,12 +288,6 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	defer m.mu.Unlock()
 	if m.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
 		return false
-	}
-	switch s {
-	case StateConnected:
-		m.outage.connected()
-	case StateSuspended, StateExpired:
-		m.outage.begin()
 	}
 	if m.state != s {
 		m.state = s
