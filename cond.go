@@ -195,7 +195,7 @@ func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <
 		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
 			return err
 		}
-		ahead, err := p.AheadAmong(ctx, names)
+		ahead, err := p.Line.AheadAmong(ctx, p.Incarnation, names, p.Child)
 		if errors.Is(err, session.ErrVanished) {
 			return nil
 		}

@@ -402,7 +402,10 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 			members = append(members, member)
 			continue
 		}
-		member.ID = unescaped(name)
+		var ok bool
+		if member.ID, ok = session.KeyOfName(name); !ok {
+			member.ID = name // chosen by another program
+		}
 		var err error
 		if member.Info, err = codec.Decode[T](g.codec, n.Data); err != nil {
 			bad = append(bad, fmt.Errorf("member %q: %w", name, err))
@@ -414,15 +417,6 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 		return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Session, b.Session))
 	})
 	return members, bad
-}
-
-// The function `unescaped` returns the id of a member, even if another program has chosen a name
-// that zsync would not choose.
-func unescaped(name string) string {
-	if id, ok := session.KeyOfName(name); ok {
-		return id
-	}
-	return name
 }
 
 // Watch returns a channel that receives the members, in the order of their ids, now and after each

@@ -51,7 +51,7 @@ type Partition struct {
 type PartitionOption func(*setup)
 
 // WithMember sets the process's id; a second process with that id waits until the first leaves. The
-// default is the owner and a unique number.
+// default is the owner, if it fits, and a number.
 func WithMember(id string) PartitionOption {
 	return func(c *setup) {
 		switch c.id = &id; {
@@ -106,9 +106,12 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), session.MaxPath)
 		}
 	}
-	id := p.newID()
+	unique := session.NewGUID()
+	id := strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD") + " " + unique
 	if p.id != nil {
 		id = *p.id
+	} else if len(session.ChildPath(p.path, "members/"))+len(session.NameOfKey(id)) > session.MaxPath {
+		id = unique // the owner text is too long
 	}
 	r := &partitioning{
 		p: p, f: f, id: id, shards: shards,
@@ -138,14 +141,6 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 		return session.CtxErr(ctx)
 	}
 	return err
-}
-
-// newID returns an id: the text of WithOwner, shortened to fit into a path, and a unique
-// number.
-func (p *Partition) newID() string {
-	unique := " " + session.NewGUID()
-	room := session.MaxPath - len(session.ChildPath(p.path, "members/")) - len(session.NameOfKey(unique))
-	return session.KeyThatFits(strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD"), room-4) + unique // "." and ".." alone are longer
 }
 
 func (p *Partition) shardPath(shard string) string {

@@ -344,8 +344,9 @@ func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 // recordFailure records that f failed with the error `cause`. After the last attempt, it records
 // the instant as failed for good.
 func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRecord, at time.Time, retries int, cause error) error {
+	text := cause.Error()
 	failure := failureRecord{ScheduleFailure: ScheduleFailure{
-		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: shortened(cause.Error()), Attempts: r.attempts(at) + 1,
+		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), maxFailureText)], "\uFFFD"), Attempts: r.attempts(at) + 1,
 	}}
 	if r.failure != nil {
 		failure.GivenUp = r.failure.GivenUp
@@ -366,13 +367,6 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 
 // maxFailureText limits the recorded text of an error, in bytes.
 const maxFailureText = 4 << 10
-
-func shortened(text string) string {
-	if len(text) > maxFailureText {
-		text = text[:maxFailureText]
-	}
-	return strings.ToValidUTF8(text, "\uFFFD")
-}
 
 // The method `record` writes r to path/last, unless the Mutex `lock` is lost.
 func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {

@@ -242,7 +242,11 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if a, over, err := m.acquireAtOnce(ctx, n, wait); a != nil || over || err != nil {
 			return a, err
 		}
-		if ok, err := m.enter(ctx, wait); !ok {
+		if wait { // Step 1.
+			if err := m.gate.lock(ctx); err != nil {
+				return nil, err
+			}
+		} else if ok, err := m.gate.tryLock(ctx); !ok {
 			return nil, err
 		}
 		gate, err := m.gate.current()
@@ -287,7 +291,10 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 			m.mu.Unlock()
 			return true, nil
 		}
-		freed, held := m.freedLocked(), m.held
+		if m.freed == nil {
+			m.freed = make(chan struct{})
+		}
+		freed, held := m.freed, m.held
 		m.mu.Unlock()
 		if !wait {
 			return false, m.s.m.Failure()
@@ -306,32 +313,7 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	}
 }
 
-// untilUnsettled registers callOff, which is called when this process's permits are lost. It
-// reports false if they are lost already.
-func (m *Semaphore) untilUnsettled(callOff func()) bool {
-	m.callOff.Store(&callOff)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return !m.unsettledLocked()
-}
-
 func (m *Semaphore) unsettledLocked() bool { return m.held != nil && m.held.Err() != nil }
-
-func (m *Semaphore) freedLocked() <-chan struct{} {
-	if m.freed == nil {
-		m.freed = make(chan struct{})
-	}
-	return m.freed
-}
-
-// The method `enter` locks the gate, the semaphore's lock (step 1).
-func (m *Semaphore) enter(ctx context.Context, wait bool) (bool, error) {
-	if !wait {
-		return m.gate.tryLock(ctx)
-	}
-	err := m.gate.lock(ctx)
-	return err == nil, err
-}
 
 // The type `quota` is the stored limit.
 type quota struct {
@@ -525,7 +507,11 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	defer callOff()
 	defer gate.Loss().AfterFunc(func(error) { callOff() })()
 	defer m.callOff.Store(nil)
-	if !m.untilUnsettled(callOff) {
+	m.callOff.Store(&callOff)
+	m.mu.Lock()
+	unsettled := m.unsettledLocked()
+	m.mu.Unlock()
+	if unsettled {
 		return nil, errUnsettled // the permits were lost while we waited for the gate
 	}
 	for {

@@ -125,7 +125,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	c := p.claim
 	rk := c.Line.ranks(p.roll)
 	if p.Behind != nil {
-		p.Behind.Set(c.Line.Dir, namesOf(ahead), len(ahead))
+		p.Behind.Set(c.Line.Dir, rk.first(ahead), len(ahead))
 		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
 		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
@@ -265,7 +265,7 @@ func (p *Place) stop() {
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
-		err = c.assure(ctx)
+		c.Stake, err = inc.Stake(ctx) // from here on, the session stays confirmed
 	}
 	switch {
 	case err == nil:

@@ -137,14 +137,6 @@ func (c *Claim) confirm() error {
 	return nil
 }
 
-// The method `assure` is the check of the session for a caller that will hold c. It waits until the
-// session is confirmed, and takes a stake. The stake keeps the session confirmed: see
-// [session.Incarnation.Stake].
-func (c *Claim) assure(ctx context.Context) (err error) {
-	c.Stake, err = c.Incarnation.Stake(ctx)
-	return err
-}
-
 // The method `withdraw` deletes a claim that was not granted. err is the error of the step that has
 // failed, or nil.
 func (c *Claim) withdraw(err error) {
@@ -207,10 +199,6 @@ func (c *Claim) standsBy(l session.Look) error {
 func (c *Claim) watch() *conn.Watch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ownLocked()
-}
-
-func (c *Claim) ownLocked() *conn.Watch {
 	if c.own != nil && session.IsClosed(c.own.Fired) {
 		c.disownLocked()
 	}
@@ -288,7 +276,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
 	rk := l.ranks(roll)
 	if !rk.told || me.Exhausted() {
-		return l.aheadAmong(ctx, inc, roll.Names(), me)
+		return l.AheadAmong(ctx, inc, roll.Names(), me)
 	}
 	if ahead, ok := rk.before(me); ok {
 		return ahead, nil
@@ -296,12 +284,8 @@ func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *sessio
 	return nil, session.ErrVanished
 }
 
-// AheadAmong returns the contenders ahead of c in a listing by the caller.
-func (c *Claim) AheadAmong(ctx context.Context, names []string) ([]Child, error) {
-	return c.Line.aheadAmong(ctx, c.Incarnation, names, c.Child)
-}
-
-func (l *Line) aheadAmong(ctx context.Context, inc *session.Incarnation, names []string, me Child) ([]Child, error) {
+// AheadAmong returns the contenders ahead of `me` in a listing by the caller.
+func (l *Line) AheadAmong(ctx context.Context, inc *session.Incarnation, names []string, me Child) ([]Child, error) {
 	all, err := l.InOrder(ctx, inc, names)
 	if err != nil {
 		return nil, err
@@ -523,7 +507,7 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		})
 		switch {
 		case err == nil:
-			if err = b.assure(ctx); err != nil {
+			if b.Stake, err = inc.Stake(ctx); err != nil {
 				b.withdraw(err)
 				return nil, err
 			}

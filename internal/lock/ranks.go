@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -24,6 +25,9 @@ type ranks struct {
 	told  bool    // the order of `in` is the order of arrival, and no other contender is ahead of a contender in `in`
 	sure  bool    // `told` is true, no number is exhausted, and no two numbers are equal
 	mixed []Child // contenders of other kinds
+
+	once  sync.Once
+	heads []string // names of the first contenders of `in`; set by `once`
 }
 
 func ranksOf(r *session.Roll, bases []string) *ranks {
@@ -38,6 +42,16 @@ func ranksOf(r *session.Roll, bases []string) *ranks {
 		}
 		return rk
 	}).(*ranks)
+}
+
+// The method `first` returns the names of the first contenders in `ahead`. All waiters that share
+// the listing also share the result, so a waiter takes less memory.
+func (rk *ranks) first(ahead []Child) []string {
+	if len(ahead) > 0 && len(rk.in) > 0 && ahead[0].Name == rk.in[0].Name && rk.told {
+		rk.once.Do(func() { rk.heads = namesOf(rk.in) })
+		return rk.heads[:min(len(rk.heads), len(ahead))]
+	}
+	return namesOf(ahead)
 }
 
 // namesOf returns copies of the first names in `all`. The original of a name would keep the whole

@@ -46,13 +46,3 @@ func KeyOfName(name string) (key string, ok bool) {
 	key, err := url.PathUnescape(name)
 	return key, err == nil && NameOfKey(key) == name
 }
-
-// KeyThatFits returns the longest prefix of `key` whose name has at most `room` bytes.
-func KeyThatFits(key string, room int) string {
-	for i, r := range key {
-		if room -= len(NameOfKey(string(r))); room < 0 {
-			return key[:i]
-		}
-	}
-	return key
-}

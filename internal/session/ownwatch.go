@@ -118,35 +118,25 @@ func (o *OwnWatch) look() {
 		return
 	}
 	_, stat, err := inc.Children(inc.Ctx, o.Path)
-	if o.vanished(stat, err) {
-		o.owner.Vanished(o)
+	if err == nil && stat.EphemeralOwner != inc.ID.Load() {
+		err = zk.ErrNoNode // another session has made a znode of this name after ours was deleted
 	}
-}
-
-// The method `vanished` reports whether the reply shows that the znode of o is deleted. If the
-// znode exists, vanished calls followLocked.
-func (o *OwnWatch) vanished(stat *zk.Stat, err error) bool {
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	switch {
-	case o.dropped:
-		return false
-	case IsNoNode(err):
-		return true
-	case err != nil && o.inc.Ctx.Err() != nil:
-		return false // the session has ended, and all holders learn that from Ended
-	case err != nil:
+	case o.dropped, IsNoNode(err):
+	case err == nil:
+		o.followLocked()
+	case inc.Ctx.Err() == nil: // otherwise, all holders learn of the end of the session from Ended
 		// The servers refuse the read. A deletion is then found by the next write, by the release,
 		// or by a later read that the servers permit.
-		o.inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)
+		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)
 		o.lookLocked(LookAgainAfter)
-		return false
 	}
-	if stat.EphemeralOwner != o.inc.ID.Load() {
-		return true // another session has made a znode of this name after ours was deleted
+	vanished := !o.dropped && IsNoNode(err)
+	o.mu.Unlock()
+	if vanished {
+		o.owner.Vanished(o)
 	}
-	o.followLocked()
-	return false
 }
 
 // followLocked calls `look` when the watch fires, or at once if the watch has fired already.
