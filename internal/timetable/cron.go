@@ -142,7 +142,7 @@ func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
 // The method `possible` reports whether any date matches. For example, February
 // 30 never comes.
 func (c *Cron) possible() bool {
-	for d := (date{2000, 1, 1}); d.year < 2028; d = d.next() { // within 28 years, each date falls on each weekday
+	for d := dateOf(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)); d.Year() < 2028; d = d.AddDate(0, 0, 1) { // within 28 years, each date falls on each weekday
 		if c.matches(d) {
 			return true
 		}
@@ -150,33 +150,22 @@ func (c *Cron) possible() bool {
 	return false
 }
 
-// The type `date` is a day of the calendar, without a time zone.
-type date struct {
-	year  int
-	month time.Month
-	day   int
+// dateOf returns a day of the calendar, without a time zone: noon on that day, in UTC.
+func dateOf(t time.Time) time.Time {
+	year, month, day := t.Date()
+	return time.Date(year, month, day, 12, 0, 0, 0, time.UTC)
 }
 
-func dateOf(t time.Time) (d date) {
-	d.year, d.month, d.day = t.Date()
-	return d
+// timeOn returns a time of the day d in a zone.
+func timeOn(d time.Time, hour, minute int, loc *time.Location) time.Time {
+	return time.Date(d.Year(), d.Month(), d.Day(), hour, minute, 0, 0, loc)
 }
 
-func (d date) at(hour, minute int, loc *time.Location) time.Time {
-	return time.Date(d.year, d.month, d.day, hour, minute, 0, 0, loc)
-}
-
-func (d date) plus(days int) date {
-	return dateOf(time.Date(d.year, d.month, d.day+days, 12, 0, 0, 0, time.UTC))
-}
-
-func (d date) next() date { return d.plus(1) }
-
-func (c *Cron) matches(d date) bool {
-	if !has(c.mon, int(d.month)) {
+func (c *Cron) matches(d time.Time) bool {
+	if !has(c.mon, int(d.Month())) {
 		return false
 	}
-	dom, dow := has(c.dom, d.day), has(c.dow, int(d.at(12, 0, time.UTC).Weekday()))
+	dom, dow := has(c.dom, d.Day()), has(c.dow, int(d.Weekday()))
 	if c.bothDays {
 		return dom && dow
 	}
@@ -193,21 +182,21 @@ const searched = 41 * 366
 func (c *Cron) Next(t time.Time) time.Time {
 	t = t.In(c.loc)
 	// If the clock is put back at midnight, the previous day can have an instant after t.
-	day := dateOf(t).plus(-1)
+	day := dateOf(t).AddDate(0, 0, -1)
 	for range searched {
 		if c.matches(day) {
 			if at := c.firstOf(day, t); !at.IsZero() {
 				return at
 			}
 		}
-		day = day.next()
+		day = day.AddDate(0, 0, 1)
 	}
 	return time.Time{}
 }
 
 // firstOf returns the first instant after `t` on day `d`, or the zero time if there is
 // none.
-func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
+func (c *Cron) firstOf(d, t time.Time) (first time.Time) {
 	for hours := c.hour; hours != 0; hours &= hours - 1 {
 		hour := bits.TrailingZeros64(hours)
 		for minutes := c.minute; minutes != 0; minutes &= minutes - 1 {
@@ -229,11 +218,11 @@ func (c *Cron) firstOf(d date, t time.Time) (first time.Time) {
 
 // The method `instants` returns each instant at which the job runs for one local time. Most
 // local times have one instant.
-func (c *Cron) instants(d date, hour, minute int) []time.Time {
-	naive := d.at(hour, minute, time.UTC)
+func (c *Cron) instants(d time.Time, hour, minute int) []time.Time {
+	naive := timeOn(d, hour, minute, time.UTC)
 	// The zone can have two offsets near this time, if the clocks change.
 	const near = 3 * time.Hour
-	guess := d.at(hour, minute, c.loc)
+	guess := timeOn(d, hour, minute, c.loc)
 	before, after := offset(guess.Add(-near)), offset(guess.Add(near))
 	var found []time.Time
 	for _, o := range []time.Duration{before, after} {

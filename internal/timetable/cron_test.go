@@ -85,7 +85,7 @@ func slowly(t *testing.T, spec string, loc *time.Location, from time.Time, days 
 		return has(c.minute, wall.Minute()) && has(c.hour, wall.Hour()) && c.matches(dateOf(wall))
 	}
 	wallOf := func(at time.Time) time.Time {
-		return dateOf(at).at(at.Hour(), at.Minute(), time.UTC)
+		return timeOn(at, at.Hour(), at.Minute(), time.UTC)
 	}
 	at := from.In(loc)
 	virtual := wallOf(at) // the last local minute that has been served

@@ -43,7 +43,8 @@ type incarnation struct{ *session.Incarnation }
 // The type `log` is a znode that only this client writes.
 type log struct {
 	path    string
-	version int32 // of the znode, before the transaction writes it
+	version int32     // of the znode, before the transaction writes it
+	used    time.Time // when it was put into a pool
 }
 
 // logACL returns the ACL of a log. It is the session's ACL, but every client with the permission to
@@ -113,14 +114,9 @@ type pool struct {
 	shut shared.Cache[bool] // directories in which the servers do not let us make or write logs
 
 	mu    sync.Mutex
-	idle  map[string][]idleLog // by directory; the logs of a directory are in the order of their last use
-	n     int                  // the number of logs in `idle`
-	swept bool                 // whether the function `sweep` is running
-}
-
-type idleLog struct {
-	*log
-	used time.Time
+	idle  map[string][]*log // by directory; the logs of a directory are in the order of their last use
+	n     int               // the number of logs in `idle`
+	swept bool              // whether the function `sweep` is running
 }
 
 func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
@@ -128,7 +124,7 @@ func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
 }
 
 func newPool(m *session.Manager, flags int32) *pool {
-	return &pool{m: m, flags: flags, idle: make(map[string][]idleLog)}
+	return &pool{m: m, flags: flags, idle: make(map[string][]*log)}
 }
 
 // A pool keeps at most MaxIdle logs in a directory, and at most MaxIdleAll in all. After use,
@@ -160,7 +156,7 @@ func (p *pool) take(dir string) *log {
 	if n == 0 {
 		return nil
 	}
-	l := p.idle[dir][n-1].log
+	l := p.idle[dir][n-1]
 	p.idle[dir] = p.idle[dir][:n-1]
 	p.n--
 	return l
@@ -188,7 +184,8 @@ func (p *pool) keep(inc client, l *log) {
 	kept := len(p.idle[dir]) < MaxIdle && p.n < MaxIdleAll && l.version < lastVersion
 	sweep := kept && !p.swept && !p.ephemeral()
 	if kept {
-		p.idle[dir] = append(p.idle[dir], idleLog{l, time.Now()})
+		l.used = time.Now()
+		p.idle[dir] = append(p.idle[dir], l)
 		p.n++
 	}
 	p.swept = p.swept || sweep
