@@ -16,9 +16,9 @@ import (
 // The type `deletions` is the queue for the [Deletion]s of one ZooKeeper session.
 //
 // The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
-// answer, a deletion costs no goroutine. One goroutine, which executes `run`, has all deletions
-// that wait for a connection or for their next attempt. This goroutine exists only while deletions
-// wait. When there is a connection again, `run` sends them all in one write.
+// answer, a deletion costs no goroutine. One goroutine executes `run`: it keeps all
+// deletions that wait for a connection or for their next attempt. This goroutine exists only while
+// deletions wait. When there is a connection again, `run` sends them all in one write.
 //
 // If an abandoned request may still create a znode, the deletion of that znode waits for the reply
 // to the request, without a goroutine: see Incarnation.undo.
