@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +33,7 @@ type pump struct {
 	mu       sync.Mutex    // guards the fields from here to `claiming`
 	running  bool          // the method `run` was started, or must not start
 	waiting  int           // number of items that consumers wait for
-	hands    int           // part of `waiting`: items that the program settles itself
+	hand     bool          // a consumer that settles its items has called `next`
 	offering int           // number of items that consumers offer and the program has not taken
 	ready    []*item       // claimed and read, in order
 	changed  chan struct{} // closed and replaced when any of these changes
@@ -40,8 +41,6 @@ type pump struct {
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
-	returns  int  // calls of the method `next` after the program had taken an item
-	noted    int  // upper limit of the items noted at once; doubles with each use, up to noteAhead
 	shedding bool // a timer is about to call `shed`
 	claiming bool // a claim is under way: its items come after the items in `ready`
 
@@ -106,13 +105,8 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	if p.waiting == 0 {
 		p.pace.asked(time.Now())
 	}
-	if !p.pace.last.IsZero() {
-		p.returns++
-	}
 	p.waiting += n
-	if hand {
-		p.hands += n
-	}
+	p.hand = p.hand || hand
 	p.changeLocked()
 	if !p.running {
 		p.running = true
@@ -120,9 +114,6 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	}
 	defer func() {
 		p.waiting -= n
-		if hand {
-			p.hands -= n
-		}
 		p.mu.Unlock()
 	}()
 	for {
@@ -294,14 +285,18 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 3. Claim as many elements as there is room for. Read their data at the same time, unless other
 	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
 	// has had the elements since the search.
-	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
+	es, hands := p.choose(room, hands)
+	if len(es) == 0 {
+		p.leavePlace()
+		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
+	}
 	var read func() ([]session.Node, error)
 	if p.spread == 1 && p.pause == 0 {
 		read = p.read(inc, es)
 	}
 	p.setClaiming(true)
 	defer p.setClaiming(false)
-	items, err := c.claim(p.found.lot, es, hands, p.quick(hands))
+	items, err := c.claim(p.found.lot, es, hands)
 	if err == errBarred {
 		p.found = nil
 		return nil
@@ -318,6 +313,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	}
 	// 4. Give the items to the consumers.
 	items, err = p.fetch(c, items, read)
+	items = slices.DeleteFunc(items, p.q.spent)
 	if p.fill(items, len(es) == room); err != nil {
 		return err
 	}
@@ -359,6 +355,29 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 
 // maxSpread is the upper limit of the field `spread`.
 const maxSpread = 64
+
+// The method `choose` returns the elements that the pump claims next, at most `room`. The claim records
+// the first `hands` of them as in hand. Without a limit of attempts, these are the elements that
+// consumers wait for. With a limit, they are all. Then `choose` stops at an element that was tried
+// before and that no consumer waits for: if the process crashes, an element counts as tried without a
+// delivery at most once. It does not stop at an element without attempts left, which no consumer gets.
+func (p *pump) choose(room, waiting int) (es []element, hands int) {
+	p.mu.Lock()
+	limited := p.limitedLocked()
+	p.mu.Unlock()
+	es = p.found.es[:min(len(p.found.es), room, maxBatch)]
+	hands = min(waiting, len(es))
+	if !limited {
+		return es, hands
+	}
+	tried := p.found.lot.next().tried
+	for ; hands < len(es); hands++ {
+		if n := int(es[hands].tries) + tried[es[hands].seq]; n > 0 && n < p.q.cfg.MaxAttempts {
+			break
+		}
+	}
+	return es[:hands], hands
+}
 
 // The method `read` starts a goroutine that reads elements. The function that it returns waits for the
 // result.
@@ -435,7 +454,7 @@ func (p *pump) fill(items []*item, most bool) {
 // The result is never negative, although consumers that leave at the same time can put back more
 // items than there is room for.
 func (p *pump) roomLocked() int {
-	ahead := min(p.ahead, p.slowedLocked())
+	ahead := min(p.ahead, p.mostLocked())
 	if p.size > 0 {
 		ahead = min(ahead, max(p.q.cfg.PrefetchBytes/p.size, min(p.most, 1)))
 	}
@@ -451,11 +470,13 @@ func (p *pump) roomLocked() int {
 const patience = 5 * time.Millisecond
 
 // awaitRoom waits until the pump may claim more items. The result `room` is the number of these
-// items. The result `hands` is the number of them that the program settles itself. If the wait takes
-// longer than the time `patience`, the pump leaves its place in the line.
+// items. If the program settles its items, the result `hands` is the number of items that consumers
+// wait for. If the wait takes longer than the time `patience`, the pump leaves its place in the line.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	so := func() bool {
-		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
+		if room = p.roomLocked(); p.hand {
+			hands = max(p.waiting-len(p.ready), 0)
+		}
 		return room > 0
 	}
 	if p.place != nil {
@@ -493,35 +514,29 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 	}
 }
 
-// slowedLocked returns the largest number of elements that the pump may claim ahead of slow
-// consumers: the number that they take in a second.
-func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
+// limitedLocked reports whether each claim records all its elements as in hand. Then all of them count
+// as tried if the process crashes.
+func (p *pump) limitedLocked() bool { return p.hand && p.q.cfg.MaxAttempts > 0 }
 
-// The method `quick` returns the number of items that a claim may note as in hand. Consumers take
-// that many items within the time noteAfter. A larger number would do harm, because every noted
-// item counts as tried if the process crashes. The result is 0 while the pace is not known, see
-// pacedLocked. It is also 0 if attempts are not limited, or if only one is allowed.
-func (p *pump) quick(hands int) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.q.cfg.MaxAttempts < 2 || hands == 0 || !p.pacedLocked() {
+// mostLocked returns the largest number of elements that the pump may claim ahead: the number that its
+// consumers take in a second. With a limit of attempts, it is the number that they take within the time
+// batchTime, but at least batchLeast, because each claim costs a write. With a limit of one attempt, and
+// while the pace is not known, it is 0.
+func (p *pump) mostLocked() int {
+	n := p.pace.perSecond(time.Now(), p.waiting == 0)
+	switch {
+	case !p.limitedLocked():
+		return n
+	case p.q.cfg.MaxAttempts == 1 || !p.pace.known():
 		return 0
 	}
-	n := min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))
-	p.noted = min(max(2*p.noted, 1), noteAhead)
-	return n
+	return min(n, max(n/int(time.Second/batchTime), batchLeast)+p.waiting, batchMost)
 }
 
-// pacedLocked reports whether the pace is known. After one element, the pace is not known: the
-// program may have received that element from a channel, and may not have begun to work on it.
-func (p *pump) pacedLocked() bool { return p.returns > 1 }
-
 const (
-	// noteAhead is the largest number of items that the pump notes in one write.
-	noteAhead = 128
-
-	// The pump notes about as many items in one write as consumers take within the time noteAfter.
-	noteAfter = 20 * time.Millisecond
+	batchTime  = 20 * time.Millisecond
+	batchLeast = 8
+	batchMost  = 128
 )
 
 // The pump checks at intervals of shedEvery whether its consumers have become slow.
@@ -541,7 +556,7 @@ func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shedding = false
-	if n := p.slowedLocked(); n < len(p.ready) && !p.claiming {
+	if n := p.mostLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
 			it.c.decide(it, entry{fate: Return})
 		}

@@ -135,7 +135,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	p := &pump{q: q}
 	return Detached(ctx, q.m, func() (*item, error) {
 		defer c.leave()
-		items, err := c.claim(f.lot, f.es[:1], 0, 0)
+		items, err := c.claim(f.lot, f.es[:1], 0)
 		if err == nil && items != nil {
 			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
 		}
