@@ -89,18 +89,12 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// After the channel Closing is closed, and before the channel `leaving` is closed,
-		// Close waits for the program's functions, which still settle their elements. So the
-		// claimant returns the elements in hand only after `leaving` is closed.
+		// Before the channel `leaving` is closed, Close waits for the program's functions, which
+		// still settle their elements.
 		select {
 		case <-c.held.Done():
-		case <-q.m.Closing:
-			c.end(false)
-			select {
-			case <-c.held.Done():
-			case <-leaving:
-				c.end(true)
-			}
+		case <-leaving:
+			c.end()
 		}
 		c.finish()
 	})
@@ -149,18 +143,17 @@ func (c *claimant) restLocked() {
 
 var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
 
-// The method `end` returns to the queue the elements that are claimed ahead, and prevents further
-// claims. If the argument `all` is set, it also returns the elements in hand. An offered element
-// stays claimed: if the program does not take it, `withdraw` returns it.
-func (c *claimant) end(all bool) {
+// The method `end` returns to the queue the elements in hand, and prevents further claims. The pumps
+// return the other elements.
+func (c *claimant) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
 	for _, items := range c.items {
 		for _, it := range items {
-			if it.final == nil && (it.place == ahead || all && it.place == inHand) {
+			if it.final == nil && it.inHand {
 				it.lost = c.inc.EndError(session.ErrClosed)
-				c.enterLocked(it, entry{fate: Return, bump: it.place == inHand})
+				c.enterLocked(it, entry{fate: Return, bump: true})
 			}
 		}
 	}

@@ -103,29 +103,9 @@ func (q *core) setAside(it *item) {
 	it.c.decide(it, e)
 }
 
-// The method `take` records that a consumer wants to offer an item. It returns false if the claim
-// is lost, or if the fate of the item is already decided.
-func (c *claimant) take(it *item) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.held.Err() != nil || it.final != nil {
-		return false
-	}
-	it.place = offered
-	return true
-}
-
-// The method `withdraw` records that the program has not taken an offered item. It reports whether
-// a consumer can offer the item again.
-func (c *claimant) withdraw(it *item) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	it.place = ahead
-	if c.ended && it.final == nil {
-		c.enterLocked(it, entry{fate: Return})
-	}
-	return !c.ended && it.final == nil
-}
+// The method `has` returns true if a consumer may offer an item: the claim is not lost, and the fate of
+// the item is not decided.
+func (c *claimant) has(it *item) bool { return c.held.Err() == nil && !c.settled(it) }
 
 // The following methods implement the interface Item.
 

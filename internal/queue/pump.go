@@ -158,7 +158,7 @@ func (p *pump) takeLocked() *item {
 	for len(p.ready) > 0 {
 		it := p.ready[0]
 		p.ready = p.ready[1:]
-		if it.c.take(it) {
+		if it.c.has(it) {
 			it.pump = p
 			p.offering++
 			return it
@@ -176,11 +176,8 @@ func (p *pump) done() {
 }
 
 // putBack is called with an item that the program has not taken. It makes the item ready again, at
-// its position in `ready`. If all consumers have left, putBack returns the element to the queue.
+// its position in `ready`. At the end of `run` and after it, putBack returns the element to the queue.
 func (p *pump) putBack(it *item) {
-	if !it.c.withdraw(it) {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
@@ -196,10 +193,18 @@ func (p *pump) putBack(it *item) {
 	p.changeLocked()
 }
 
-// The method `run` claims elements until the last consumer has left.
+// The method `run` claims elements until the last consumer has left or the Session is being closed.
 func (p *pump) run() {
 	defer close(p.over)
 	defer p.returnReady() // a consumer may have put an item back after the last session
+	defer p.cancel()      // from here on, putBack returns items to the queue
+	p.q.m.Spawn(func() {
+		select {
+		case <-p.q.m.Closing:
+			p.cancel() // so that others can claim the elements ahead while Close waits for functions
+		case <-p.ctx.Done():
+		}
+	})
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
 		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
@@ -215,7 +220,6 @@ func (p *pump) run() {
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
 		case <-p.ctx.Done():
-		case <-p.q.m.Closing:
 		}
 	}
 }
@@ -409,7 +413,6 @@ func (p *pump) fetch(c *claimant, items []*item, read func() ([]session.Node, er
 	c.mu.Lock()
 	for i, n := range nodes {
 		switch it := items[i]; {
-		case it.final != nil: // the method `end` has returned the item
 		case n.Stat == nil:
 			c.dropLocked(it, true)
 		case hidden(n):

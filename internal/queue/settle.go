@@ -29,15 +29,6 @@ import (
 // element, and after that for the mark. If the mark exists and the element does not, the claimant itself
 // has deleted the element.
 
-// The type `stage` is a step of a claimed item on its way to the program.
-type stage int
-
-const (
-	ahead   stage = iota // claimed ahead
-	offered              // a consumer offers it, and the program has not taken it
-	inHand               // delivered, neither acknowledged nor returned
-)
-
 // The type `item` is a claimed element.
 type item struct {
 	element
@@ -52,7 +43,7 @@ type item struct {
 	misfit   bool      // this client cannot decode it
 	decoded  bool
 
-	place  stage  // guarded by claimant.mu, like all fields below
+	inHand bool   // delivered, neither acknowledged nor returned; guarded by claimant.mu, like all fields below
 	noted  bool   // the claim has recorded the item as in hand: if the claim is lost, this delivery counts
 	back   bool   // a write of the board is under way, and returns the item
 	posted bool   // its fate is carried out
@@ -162,14 +153,14 @@ func (c *claimant) handed(it *item) {
 	if it.final != nil && it.final.with == nil || it.posted || c.held.Err() != nil {
 		return // its fate is decided already, or the claim is lost
 	}
-	it.place = inHand
+	it.inHand = true
 	c.q.m.Holds.Add(1)
 }
 
 // leaveLocked ends the hold of the program on an item, and ends the context of the claim.
 func (c *claimant) leaveLocked(it *item) {
-	if it.place == inHand {
-		it.place = offered
+	if it.inHand {
+		it.inHand = false
 		c.q.m.Holds.Add(-1)
 	}
 	if it.cancel != nil {

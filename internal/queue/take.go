@@ -36,9 +36,6 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, false, err
 	}
 	c := it.c
-	if !c.take(it) { // from here on, a Close leaves the item to this call
-		return nil, true, nil
-	}
 	if q.check(it); it.misfit {
 		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
 			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
