@@ -175,8 +175,8 @@ func (p *pump) done() {
 	p.offering--
 }
 
-// putBack is called with an item that the program has not taken. It makes the item ready again, at
-// its position in `ready`. At the end of `run` and after it, putBack returns the element to the queue.
+// putBack is called with an item that the program has not taken. The item is the next that a consumer
+// offers. At the end of `run` and after it, putBack returns the element to the queue.
 func (p *pump) putBack(it *item) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,12 +184,7 @@ func (p *pump) putBack(it *item) {
 		it.c.decide(it, entry{fate: Return})
 		return
 	}
-	// Other consumers may have put back earlier items. The item comes after these.
-	i := 0
-	for i < len(p.ready) && p.ready[i].before(it.element) {
-		i++
-	}
-	p.ready = append(p.ready[:i:i], append([]*item{it}, p.ready[i:]...)...)
+	p.ready = slices.Insert(p.ready, 0, it)
 	p.changeLocked()
 }
 

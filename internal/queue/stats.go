@@ -45,11 +45,8 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 			return st, err
 		}
 		st.Paused = slices.Contains(names, pausedName)
-		lots, err := q.lots(ctx, inc, parseBuckets(names))
+		lots, _, err := q.lots(ctx, inc, parseBuckets(names), true)
 		if err != nil {
-			return st, err
-		}
-		if _, err := q.bury(ctx, inc, lots, false, true); err != nil {
 			return st, err
 		}
 		owned, err := q.countLots(ctx, inc, lots, &st)

@@ -236,10 +236,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 
 // The method `rows` lists the elements of a bucket in a state.
 func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s Status) (rows []row, err error) {
-	lots, err := q.lots(ctx, inc, []bucket{b})
-	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, true)
-	}
+	lots, _, err := q.lots(ctx, inc, []bucket{b}, true)
 	if err != nil || len(lots) == 0 {
 		return nil, err
 	}
