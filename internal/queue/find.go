@@ -35,11 +35,11 @@ type lot struct {
 	board    *board          // `bury` moves the lines of deleted marks from here to `dead`
 	dead     map[string]hold // the lines of deleted marks
 	children int32
-	last     int32 // the highest number that ZooKeeper has assigned in the bucket
-	pzxid    int64 // changes with every element that is added or removed
+	last     int32     // the highest number that ZooKeeper has assigned in the bucket
+	pzxid    int64     // changes with every element that is added or removed
 	elements []element // read only
-	keyed    bool  // elements of the queue may have keys
-	keys     int32 // version of the znode "keys", which a search reads first
+	keyed    bool      // elements of the queue may have keys
+	keys     int32     // version of the znode "keys", which a search reads first
 }
 
 func newLot(b bucket, n session.Node) *lot {

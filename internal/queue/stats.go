@@ -14,24 +14,10 @@ import (
 // This file counts the elements of a queue and the claims of each consumer, and pauses the
 // consumers. room.go counts elements for WithMaxLen.
 
-// Len counts the elements until two counts in a row are equal. Then the queue had that length at a
-// moment between these two counts. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
-		var before []tally
-		for i := 0; ; i++ {
-			now, err := q.site.counts(ctx, inc)
-			if err != nil {
-				return 0, err
-			}
-			if i > 0 && slices.Equal(before, now) || i == maxCounts {
-				for _, t := range now {
-					n += int(t.children)
-				}
-				return n, nil
-			}
-			before = now
-		}
+		n, _, err = q.length(ctx, inc, func(int) bool { return false })
+		return n, err
 	})
 }
 
