@@ -281,18 +281,14 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return err
 	}
-	// 3. Claim as many elements as there is room for. Read their data at the same time, unless other
-	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
-	// has had the elements since the search.
+	// 3. Claim as many elements as there is room for, and read their data at the same time. The data is
+	// valid if the claim succeeds: no other consumer has had the elements since the search.
 	es, hands := p.choose(room, hands)
 	if len(es) == 0 {
 		p.leavePlace()
 		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
-	var read func() ([]session.Node, error)
-	if p.spread == 1 && p.pause == 0 {
-		read = p.read(inc, es)
-	}
+	read := p.read(inc, es)
 	p.setClaiming(true)
 	defer p.setClaiming(false)
 	items, err := c.claim(p.found.lot, es, hands)
@@ -307,9 +303,6 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		return p.makeWay(inc)
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
-	if read == nil {
-		read = p.read(inc, es)
-	}
 	// 4. Give the items to the consumers.
 	items, err = p.fetch(c, items, read)
 	items = slices.DeleteFunc(items, p.q.spent)
