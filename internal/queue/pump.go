@@ -456,13 +456,9 @@ func (p *pump) roomLocked() int {
 	return n
 }
 
-// A pump that has no room, or for which no consumer waits, stays in its place in the line for the
-// time `patience`. A fast consumer calls `next` again within that time.
-const patience = 5 * time.Millisecond
-
 // awaitRoom waits until the pump may claim more items. The result `room` is the number of these
 // items. If the program settles its items, the result `hands` is the number of items that consumers
-// wait for. If the wait takes longer than the time `patience`, the pump leaves its place in the line.
+// wait for. If there is no room yet, the pump leaves its place in the line.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	so := func() bool {
 		if room = p.roomLocked(); p.hand {
@@ -470,18 +466,18 @@ func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) 
 		}
 		return room > 0
 	}
-	if p.place != nil {
-		limited, cancel := context.WithTimeout(p.ctx, patience)
-		err = p.wait(limited, inc, so)
-		cancel()
-		if err == nil || p.ctx.Err() != nil || !inc.Alive() {
-			return room, hands, err
-		}
+	p.mu.Lock()
+	ok := so()
+	p.mu.Unlock()
+	if !ok {
 		p.leavePlace()
 	}
 	err = p.wait(p.ctx, inc, so)
 	return room, hands, err
 }
+
+// A fast consumer calls `next` again within the time `patience`.
+const patience = 5 * time.Millisecond
 
 // The method `wanted` reports whether a consumer waits now, or will wait in a moment.
 func (p *pump) wanted(inc *session.Incarnation) bool {
