@@ -309,7 +309,6 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	if p.fill(items, len(es) == room); err != nil {
 		return err
 	}
-	p.q.sweeper.Sweep(inc, sweepEvery)
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
 	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {

@@ -99,7 +99,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					continue
 				case f.left == nil:
 					if q.sweeper.keep > 0 { // only to delete expired dead letters
-						q.sweeper.Sweep(inc, 0)
+						q.sweeper.Sweep(inc)
 					}
 					return nil
 				}
