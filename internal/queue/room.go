@@ -21,7 +21,7 @@ import (
 type gate struct {
 	site
 	limit int           // 0: no limit
-	order chan struct{} // a Send that can wait puts a token in, and takes it out after, so that the Sends keep their order
+	order chan struct{} // a Send puts a token in before it may wait, and takes it out after: so Sends keep their order
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 	full  atomic.Bool   // the Send with the token of `order` waits for room
 
@@ -194,7 +194,7 @@ func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally
 	}
 	for i, n := range nodes {
 		if n.Concealed() {
-			return nil, zk.ErrNoAuth // nobody can say how many elements it has
+			return nil, zk.ErrNoAuth // the number of its elements is unknown
 		}
 		if n.Stat != nil {
 			all = append(all, tally{buckets[i].name, n.Stat.NumChildren, n.Stat.Cversion})
