@@ -254,6 +254,7 @@ func (c *conn) carryOut(r *Request) bool {
 	}
 	r.Session, r.RemoteAddr, r.Addr = c.session.id, c.remote, c.at.addr
 	c.received++
+	s.rouse()
 	s.count(r.Op)
 	s.touch(c.session)
 	action := c.refuse(r)
@@ -314,6 +315,8 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 		c.send(b[:4])
 		c.hang()
 		return
+	case actDoze:
+		c.doze()
 	}
 	c.send(b)
 	if action.kind == actRefuse || r.Op == OpCloseSession || r.Op.proves() && code != CodeOK || code == CodeUnimplemented && opNames[r.Op] == "" {
@@ -323,7 +326,7 @@ func (c *conn) answer(r *Request, action Action, b []byte, code int32) {
 
 // The method `repeats` reports whether another request may follow a request with an action of the
 // kind k.
-func (k actionKind) repeats() bool { return k == actPass || k == actFail }
+func (k actionKind) repeats() bool { return k == actPass || k == actFail || k == actDoze }
 
 // The method `fails` reports whether an action of the kind k answers a request with a code, without
 // carrying the request out.
@@ -365,6 +368,22 @@ func (c *conn) lockConnected() bool {
 		case <-c.done:
 			return false
 		}
+	}
+}
+
+// The method `doze` stops all unsent bytes until the next request or handshake. Server.mu is held.
+func (c *conn) doze() {
+	if c.s.dozing == nil {
+		c.s.dozing = make(chan struct{})
+	}
+	c.out.shut(c.s.dozing)
+}
+
+// The method `rouse` is called when a request arrives. It ends every [Doze]. Server.mu is held.
+func (s *Server) rouse() {
+	if s.dozing != nil {
+		close(s.dozing)
+		s.dozing = nil
 	}
 }
 

@@ -601,6 +601,21 @@ func TestAFrozenMemberIsSilentAndGoesOnWhenThawed(t *testing.T) {
 	})
 }
 
+func TestADozingMemberAnswersAtItsNextRequest(t *testing.T) {
+	ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {
+		c, near, far := client(t, e, 0), client(t, e, 0), client(t, e, 1)
+		e.Server(0).Intercept(only(OpCreate, Doze))
+		xid := c.send(OpCreate, createBody("/n", "", openACL, 0))
+		wantSilence(t, c, time.Second)
+		far.call(OpPing, nil)
+		wantSilence(t, c, time.Second)
+		near.call(OpPing, nil)
+		if r, _, err := c.receive(); err != nil || r.xid != xid || r.code != CodeOK {
+			t.Errorf("got %+v, %v", r, err)
+		}
+	})
+}
+
 func TestACutLosesWhatIsOnItsWayOrNot(t *testing.T) {
 	for _, lose := range []bool{false, true} {
 		ensembleTest(t, 3, func(t *testing.T, e *Ensemble) {

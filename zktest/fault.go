@@ -24,6 +24,7 @@ const (
 	actDropReply
 	actHang
 	actHangReply
+	actDoze
 	actFail
 	actRefuse
 )
@@ -48,6 +49,11 @@ var (
 	// HangReply carries out the request, and sends only the first four bytes of the reply: its
 	// length. Then it acts like [Hang].
 	HangReply = Action{kind: actHangReply}
+
+	// Doze carries out the request, and sends nothing on the connection until the server receives
+	// another request or handshake, from any client. Followers of ZooKeeper 3.6.0 to 3.8.0 sometimes
+	// do that after a write (ZOOKEEPER-4537).
+	Doze = Action{kind: actDoze}
 )
 
 // Fail answers the request with `code`, such as [CodeNoNode], and does not carry the request out.

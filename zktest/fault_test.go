@@ -138,6 +138,33 @@ func TestFailAnswersWithTheCodeAndDelayWithTime(t *testing.T) {
 	})
 }
 
+func TestADozingServerAnswersWhenAnyClientSendsTheNextRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := Start(t)
+		s.Intercept(only(OpCreate, Doze))
+		c, other := connected(t, s, 10*time.Second), connected(t, s, 10*time.Second)
+		for path, wake := range map[string]func(){
+			"/own":       func() { c.send(OpPing, nil) },
+			"/other":     func() { other.call(OpPing, nil) },
+			"/handshake": func() { connected(t, s, time.Second) },
+		} {
+			xid := c.send(OpCreate, createBody(path, "", openACL, 0))
+			wantSilence(t, c, time.Second)
+			wake()
+			if r, _, err := c.receive(); err != nil || r.xid != xid || r.code != CodeOK {
+				t.Errorf("%s: got %+v, %v", path, r, err)
+			}
+			if path == "/own" {
+				c.receive() // the reply to the ping
+			}
+		}
+		s.Intercept(only(OpConnect, Doze))
+		c = rawDial(t, s)
+		c.writeFrame(connectFrame(0, 1000, 0, nil))
+		wantSilence(t, c, time.Second)
+	})
+}
+
 func TestHangingHandshakeAndAuthAnswerNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := Start(t)

@@ -60,6 +60,7 @@ type Server struct {
 	stopped       bool          // by Stop
 	closed        bool          // by Close
 	stalled       chan struct{} // not nil: the server is frozen until the channel is closed
+	dozing        chan struct{} // not nil: some replies wait for the next request, see Doze
 }
 
 // An Option changes how [NewServer] makes a server.

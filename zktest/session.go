@@ -91,6 +91,7 @@ func (c *conn) handshake(frame []byte) bool {
 		return false
 	}
 	c.received++
+	s.rouse()
 	s.count(OpConnect)
 	action := Pass
 	if f := s.intercept; f != nil {
@@ -161,6 +162,8 @@ func (c *conn) welcome(x *session, r *Request, action Action) bool {
 		c.send(b[:4])
 		c.hang()
 		return false
+	case actDoze:
+		c.doze()
 	}
 	c.send(b)
 	if x == nil {

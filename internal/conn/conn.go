@@ -149,6 +149,7 @@ type Conn struct {
 	id         int64         // of the session
 	timeout    time.Duration // of the session; it does not change after the handshake
 	asked      time.Time     // the time at which the handshake was sent
+	trip       time.Duration // the time from `asked` to the reply
 	lastZxid   int64         // the newest zxid that the session had seen before the handshake
 	began      atomic.Bool   // the handshake is over
 	closeOnce  sync.Once
@@ -175,6 +176,8 @@ type Conn struct {
 	order []int32            // the xids of the requests in `sent`, oldest first, and perhaps some that have been answered
 	pings []lease.Stamp      // pings without a reply, oldest first
 	phase phase
+	since time.Time // see owedLocked
+	timed bool      // a timer will call nudge
 }
 
 // The type `phase` says whether a connection takes requests.
@@ -327,8 +330,7 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 		if c.s.Deleted != nil {
 			info.deletes = wire.Deletes(info.op, c.out[start+12:])
 		}
-		c.sent[xid] = info
-		c.order = append(c.order, xid)
+		c.awaitLocked(xid, info)
 	}
 	c.s.Requests.Add(int64(len(rs)))
 	if n := len(c.out); alone && 0 < n && n <= directly { // n is 0 if rs is empty
@@ -450,8 +452,7 @@ func (c *Conn) begin(p []byte, op int32) []byte {
 	defer c.mu.Unlock()
 	xid := c.s.NextXid()
 	if c.phase != over {
-		c.sent[xid] = sentInfo{at: c.s.Sending(), op: op}
-		c.order = append(c.order, xid)
+		c.awaitLocked(xid, sentInfo{at: c.s.Sending(), op: op})
 	}
 	return wire.AppendHeader(p, xid, op)
 }
@@ -464,6 +465,49 @@ func (c *Conn) ping() {
 	c.mu.Unlock()
 	c.out = append(c.out, wire.EndPacket(wire.AppendHeader(nil, wire.XidPing, wire.OpPing))...)
 	c.wroteLocked()
+}
+
+// A ping is sent early if no reply to a request comes for longer than `late` and the round trip of
+// the handshake.
+//
+// Before ZooKeeper 3.8.1, a follower sometimes notices that a request is committed only when it
+// receives the next request (ZOOKEEPER-4537). If no other client sends one, that is this client's
+// next ping. For the session, an early ping is like any read: it can only help to confirm the
+// session. The other pings keep their times, and the deadlines do not depend on it.
+const late = 100 * time.Millisecond
+
+// awaitLocked records a request that is about to be sent.
+func (c *Conn) awaitLocked(xid int32, info sentInfo) {
+	if len(c.sent) == 0 {
+		c.owedLocked(info.at.At)
+	}
+	c.sent[xid] = info
+	c.order = append(c.order, xid)
+}
+
+// owedLocked records that from `now` on, the server owes the reply to a request. At most one early
+// ping follows each call, however many requests wait.
+func (c *Conn) owedLocked(now time.Time) {
+	if c.since = now; !c.timed {
+		c.timed = true
+		time.AfterFunc(late+c.trip, c.nudge)
+	}
+}
+
+// The method `nudge` sends an early ping if one is due, or sets the timer again.
+func (c *Conn) nudge() {
+	c.mu.Lock()
+	wait, owed := late+c.trip-time.Since(c.since), len(c.sent) > 0
+	if !c.began.Load() {
+		wait = late // the handshake holds wmu
+	}
+	if c.timed = owed && wait > 0; c.timed {
+		time.AfterFunc(wait, c.nudge)
+	}
+	c.mu.Unlock()
+	if owed && wait <= 0 {
+		c.ping()
+	}
 }
 
 // Bye asks the server to end the session.
@@ -642,6 +686,9 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		done++
 	}
 	c.order = c.order[:copy(c.order, c.order[done:])]
+	if len(c.sent) > 0 {
+		c.owedLocked(now)
+	}
 	c.mu.Unlock()
 	if !ok {
 		return nil // the reply to credentials or setWatches, which are not in `sent`

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -103,6 +104,63 @@ func TestWhatIsRequestedWhileAnotherWritesGoesBehindItInOneWrite(t *testing.T) {
 		c.check(t, "[1]")
 		c.gate <- struct{}{}
 		c.check(t, "[1]", "[2 3]")
+	})
+}
+
+func TestAStallCostsOneEarlyPing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		l.trip = 300 * time.Millisecond
+		const most = 400 * time.Millisecond
+		pings, ordinary := 0, lease.PingEvery(l.timeout)
+		start := time.Now()
+		step := func(early int, after time.Duration, what string) {
+			t.Helper()
+			for ; after > 0; after -= most / 4 {
+				c.gate <- struct{}{} // at most one write in this time
+				time.Sleep(most / 4)
+				synctest.Wait()
+				select {
+				case <-c.gate:
+				default:
+				}
+			}
+			pings += early
+			c.mu.Lock()
+			n := strings.Count(fmt.Sprint(c.wrote), "-2")
+			c.mu.Unlock()
+			if want := pings + int(time.Since(start)/ordinary); n != want {
+				t.Errorf("%s: %d pings, want %d", what, n, want)
+			}
+		}
+		reply := func(xids ...int32) {
+			for _, xid := range xids {
+				harness.Must(t, l.received(xid, wire.CodeNoNode, nil, time.Now()))
+			}
+		}
+		step(0, time.Hour, "an idle hour")
+		for xid := range int32(100) {
+			send()
+			step(0, most/2, "a reply in time")
+			reply(1 + xid)
+		}
+		step(0, time.Minute, "nothing waits")
+		send()
+		step(0, most/2, "not yet")
+		step(1, most/2, "a stall")
+		for range 100 {
+			send()
+			step(0, most, "the same stall")
+		}
+		reply(wire.XidPing)
+		step(0, time.Hour, "an hour of the same stall")
+		reply(101)
+		step(0, most/2, "not yet after the reply")
+		step(1, time.Hour, "the second stall")
+		for xid := range int32(100) {
+			reply(102 + xid)
+		}
+		step(0, time.Hour, "all is answered")
 	})
 }
 

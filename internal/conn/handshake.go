@@ -71,6 +71,7 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 		return got, fmt.Errorf("%w: session of %v", ErrHandshake, got.Timeout)
 	}
 	got.Password = bytes.Clone(body[20 : 20+length])
+	c.trip = time.Since(asked)
 	return got, nil
 }
 

@@ -23,9 +23,10 @@ type resource struct {
 	limit int64
 
 	mu     sync.Mutex
-	past   []*hold   // holds that ended some time ago; guarded by mu
-	holds  []*hold   // the other holds, in the order of their grants; guarded by mu
-	struck time.Time // time of a stranger's last deletion here; guarded by mu
+	past   []*hold     // holds that ended some time ago; guarded by mu
+	holds  []*hold     // the other holds, in the order of their grants; guarded by mu
+	struck time.Time   // time of a stranger's last deletion here; guarded by mu
+	copied []time.Time // the times at which a stranger replaced a znode here by a copy; guarded by mu
 }
 
 // The type `hold` is the part of a resource that one goroutine holds.
@@ -144,11 +145,22 @@ func (r *resource) since(h *hold, t time.Time) *hold {
 }
 
 // The method `strike` records that a stranger has deleted a znode of r. Until the watch event
-// reaches the holder, its hold may overlap with the next hold.
-func (r *resource) strike() {
+// reaches the holder, its hold may overlap with the next hold. If `copied` is true, the stranger has
+// also created a copy of the znode.
+func (r *resource) strike(copied bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.struck = time.Now()
+	if r.struck = time.Now(); copied {
+		r.copied = append(r.copied, r.struck)
+	}
+}
+
+// wasCopied reports whether a stranger may have replaced the znode of h by a copy. Then the servers
+// may apply a transaction of h although its znode is gone, until the library learns of the loss.
+func (r *resource) wasCopied(h *hold) bool {
+	return slices.ContainsFunc(r.copied, func(t time.Time) bool {
+		return t.After(h.since.Add(-r.w.timeout)) && (!h.over || !t.After(h.ended)) // the grant may have been on its way for a while
+	})
 }
 
 // lastStrike returns the time of the last strike.
@@ -188,19 +200,23 @@ func (h *hold) wrote(zxid int64) {
 // the order of the grants.
 func (r *resource) ordered() {
 	var before int64
+	var newest *hold // the hold with this token or write
 	all := append(r.past, r.holds...)
 	slices.SortStableFunc(all, func(a, b *hold) int { return a.since.Compare(b.since) })
 	for _, h := range all {
-		if h.n < r.limit {
+		if h.n < r.limit || r.wasCopied(h) {
 			continue // holds of readers and of single permits overlap
 		}
 		for _, z := range h.tokens {
 			if z < before {
-				r.w.fail("%s: token or write %d of %s, after one of %d of an earlier hold", r.name, z, h.a, before)
+				r.w.fail("%s: token or write %d of %s, which held from %v to %v, and before that %d of %s, which held from %v to %v", r.name, z, h.a, r.w.at(h.since), r.w.at(h.ended),
+					before, newest.a, r.w.at(newest.since), r.w.at(newest.ended))
 			}
 		}
-		if len(h.tokens) > 0 {
-			before = max(before, slices.Max(h.tokens))
+		for _, z := range h.tokens {
+			if z > before {
+				before, newest = z, h
+			}
 		}
 	}
 }

@@ -689,12 +689,12 @@ func (q *queue) owns(r *resource) bool { return slices.Contains(q.held(), r) }
 
 // The method `strike` records that a stranger has deleted a mark. Any claim may depend on that
 // mark.
-func (q *queue) strike() {
+func (q *queue) strike(copied bool) {
 	q.mu.Lock()
 	q.struck = time.Now()
 	q.mu.Unlock()
 	for _, r := range q.held() {
-		r.strike()
+		r.strike(copied)
 	}
 }
 

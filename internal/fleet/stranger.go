@@ -32,7 +32,7 @@ type stranger struct {
 type prey struct {
 	dir    string
 	of     func(r *resource) bool // reports whether the holders of r have their znodes in `dir`
-	struck func()
+	struck func(copied bool)
 }
 
 // The method `stranger` returns a stranger. The caller must set the stranger's Session.
@@ -155,9 +155,9 @@ func (x *stranger) strike(ctx context.Context, d *rand.Rand, p prey, h *hold) {
 	default:
 		ops := []any{&zk.DeleteRequest{Path: path, Version: -1}, create(path)}[:1+min(k, 1)]
 		x.w.note("STRANGER deletes %s, and makes it again: %v", path, len(ops) == 2)
-		p.struck()
+		p.struck(len(ops) == 2)
 		_, err := x.s.Txn(ctx, ops...)
-		p.struck()
+		p.struck(len(ops) == 2)
 		if err != nil {
 			return
 		}

@@ -43,8 +43,8 @@ type claimant struct {
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // for each bucket in `items`, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
-	notes   []*entry                   // entries for boards; guarded by mu
-	noting  bool                       // set while a goroutine writes the `notes`; guarded by mu
+	returns []*entry                   // entries that return items; guarded by mu
+	posting bool                       // set while a goroutine writes the `returns`; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
 	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
@@ -89,18 +89,12 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// After the channel Closing is closed, and before the channel `leaving` is closed,
-		// Close waits for the program's functions, which still settle their elements. So the
-		// claimant returns the elements in hand only after `leaving` is closed.
+		// Before the channel `leaving` is closed, Close waits for the program's functions, which
+		// still settle their elements.
 		select {
 		case <-c.held.Done():
-		case <-q.m.Closing:
-			c.end(false)
-			select {
-			case <-c.held.Done():
-			case <-leaving:
-				c.end(true)
-			}
+		case <-leaving:
+			c.end()
 		}
 		c.finish()
 	})
@@ -149,18 +143,17 @@ func (c *claimant) restLocked() {
 
 var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
 
-// The method `end` returns to the queue the elements that are claimed ahead, and prevents further
-// claims. If the argument `all` is set, it also returns the elements in hand. An offered element
-// stays claimed: if the program does not take it, `withdraw` returns it.
-func (c *claimant) end(all bool) {
+// The method `end` returns to the queue the elements in hand, and prevents further claims. The pumps
+// return the other elements.
+func (c *claimant) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
 	for _, items := range c.items {
 		for _, it := range items {
-			if it.final == nil && (it.place == ahead || all && it.place == inHand) {
+			if it.final == nil && it.inHand {
 				it.lost = c.inc.EndError(session.ErrClosed)
-				c.enterLocked(it, entry{fate: Return, bump: it.place == inHand})
+				c.enterLocked(it, entry{fate: Return, bump: true})
 			}
 		}
 	}
@@ -201,10 +194,10 @@ func (c *claimant) finish() {
 			c.leaveLocked(it)
 		}
 	}
-	for _, e := range slices.Concat(c.notes, c.queue) {
+	for _, e := range slices.Concat(c.returns, c.queue) {
 		e.close(loss)
 	}
-	c.notes, c.queue = nil, nil
+	c.returns, c.queue = nil, nil
 	c.mu.Unlock()
 	c.traceLoss(lost, loss)
 	if made && c.inc.Ctx.Err() == nil {
@@ -240,12 +233,11 @@ func (c *claimant) ending() error {
 // The method `claim` claims `es`, which are free elements of `t`. If another transaction has
 // written the bucket since `t` was read, `claim` returns no items and no error.
 //
-// The same write also records some of the elements as in hand: all elements of `es[:hand]`, and the
-// untried elements of `es[:quick]`.
-func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error) {
+// The same write also records `es[:hands]` as in hand.
+func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
-	c.flush() // first write the notes that return elements: these elements may come before `es` in the queue
+	c.flush() // returned elements may come before `es` in the queue
 	done, err := c.inc.RoomFor(session.Finishing, c.check(false))
 	defer done()
 	if err := cmp.Or(c.ending(), err); err != nil {
@@ -257,13 +249,7 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 	next := c.next(t)
 	mine := next.lines[c.mark]
 	mine.claimed = mine.claimed.union(spansOf(numbers(es)))
-	var noted []int32
-	for i, e := range es {
-		if i < hand || i < quick && e.tries == 0 && next.tried[e.seq] == 0 {
-			noted = append(noted, e.seq)
-		}
-	}
-	mine.hand = mine.hand.union(spansOf(noted))
+	mine.hand = mine.hand.union(spansOf(numbers(es[:hands])))
 	next.lines[c.mark] = mine
 	with := t.exclusion(c.q.dir)
 	c.mu.Lock()
@@ -295,7 +281,7 @@ func (c *claimant) claim(t *lot, es []element, hand, quick int) ([]*item, error)
 		c.items[t.name] = make(map[int32]*item)
 	}
 	for i, e := range es {
-		items[i] = &item{element: e, c: c, attempts: next.tried[e.seq], noted: mine.hand.has(e.seq)}
+		items[i] = &item{element: e, c: c, attempts: next.tried[e.seq], noted: i < hands}
 		c.items[t.name][e.seq] = items[i]
 	}
 	c.mu.Unlock()
@@ -528,49 +514,19 @@ func (c *claimant) fence() (zxid int64, err error) {
 	return zxid, err
 }
 
-// The method `note` starts a write of the board, to record that items of one bucket are in hand.
-// When the servers have applied that write, the channel `done` of the entry is closed.
-func (c *claimant) note(items []*item) *entry {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e := &entry{item: items[0], fate: fateHand, done: make(chan struct{})}
-	for _, it := range items {
-		it.noted, it.note = true, e.done
-	}
-	c.noteLocked(e)
-	return e
-}
-
-// noteLocked starts the write of an entry on its board.
-func (c *claimant) noteLocked(e *entry) {
-	if loss := context.Cause(c.held); loss != nil {
-		e.close(loss)
-		return
-	}
-	if c.notes = append(c.notes, e); c.noting {
-		return
-	}
-	c.noting = true
-	c.q.m.Spawn(func() {
-		c.turn <- struct{}{}
-		defer func() { <-c.turn }()
-		c.flush()
-	})
-}
-
-// The method `flush` writes all notes on their boards, bucket by bucket. The caller has the `turn`.
+// The method `flush` returns all items in c.returns, bucket by bucket. The caller has the `turn`.
 func (c *claimant) flush() {
 	for {
 		c.mu.Lock()
 		var es []*entry
-		for _, e := range c.notes {
+		for _, e := range c.returns {
 			if len(es) == 0 || e.item.bucket == es[0].item.bucket {
 				es = append(es, e)
-				e.item.back = e.item.back || e.fate == Return // an item can also have a note among `es`
+				e.item.back = true
 			}
 		}
-		c.notes = slices.DeleteFunc(c.notes, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
-		c.noting = c.noting && es != nil // a later note starts another goroutine
+		c.returns = slices.DeleteFunc(c.returns, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
+		c.posting = c.posting && es != nil // a later return starts another goroutine
 		c.mu.Unlock()
 		if es == nil {
 			return
@@ -580,7 +536,7 @@ func (c *claimant) flush() {
 	}
 }
 
-// The method `post` writes entries on the board of a bucket.
+// The method `post` returns items on the board of their bucket.
 func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err error) {
 	ctx := session.Finishing
 	c.mu.Lock()
@@ -596,20 +552,12 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			t = &lot{bucket: b, version: n.Stat.Version, board: parseBoard(n.Data)}
 		}
 		next := c.next(t)
-		bell := false
 		for _, e := range es {
-			if bell = bell || e.fate == Return; e.bump {
+			if e.bump {
 				next.tried[e.item.seq]++
 			}
 		}
-		if !bell && next.lines[c.mark].equal(t.board.lines[c.mark]) {
-			return nil, nil // a claim has written this already
-		}
-		var with []any
-		var refused func()
-		if bell {
-			with, refused = c.bell()
-		}
+		with, refused := c.bell()
 		rs, err = c.write(bucket, t.version, next, with...)
 		switch {
 		case err == nil:
@@ -658,7 +606,7 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 			c.refuseLocked(e, err)
 			continue
 		}
-		if e.fate == Return && err == nil {
+		if err == nil {
 			back = append(back, e.item)
 			c.dropLocked(e.item, false)
 		}

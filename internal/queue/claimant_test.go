@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"errors"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -84,21 +83,6 @@ func TestAClaimantForgetsBucketsAndDeliversEachElementOnce(t *testing.T) {
 			if e, err := q.Take(t.Context()); e != nil || err != nil {
 				t.Errorf("Take = %v, %v", e, err)
 			}
-		}
-	})
-}
-
-// A consumer is about to offer an item, and the claim is lost. The consumer must learn that at once.
-func TestANoteAfterTheLossOfTheClaimEnds(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t)
-		q := queueAt(open(t, srv), "/q")
-		send(t, q, "x")
-		it := receive(t, q).(*item)
-		harness.Must(t, harness.Plain(t, srv).Delete(it.c.path(), -1))
-		synctest.Wait()
-		if e := it.c.note([]*item{it}); !session.IsClosed(e.done) || !errors.Is(e.err, session.ErrLost) {
-			t.Errorf("the note is open, or its error is %v", e.err)
 		}
 	})
 }

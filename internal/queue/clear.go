@@ -53,10 +53,7 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	if err != nil {
 		return nil, err
 	}
-	lots, err := q.lots(ctx, inc, buckets)
-	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, false)
-	}
+	lots, _, err := q.lots(ctx, inc, buckets, false)
 	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
 }
@@ -82,10 +79,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 // remove the last `n` of these elements, as many as fit into a transaction. If that bucket has
 // further matching elements, the result `more` is true.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
-	lots, err := q.lots(ctx, inc, buckets)
-	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, false)
-	}
+	lots, _, err := q.lots(ctx, inc, buckets, false)
 	if err != nil {
 		return nil, 0, false, err
 	}

@@ -3,7 +3,6 @@ package queue
 import (
 	"cmp"
 	"context"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -11,8 +10,7 @@ import (
 )
 
 // This file offers claimed elements to the program. A consumer offers an element only while the
-// claim is confirmed. If attempts are limited, the board must show the attempt before the offer.
-// pump.go claims elements, and settle.go settles them.
+// claim is confirmed. pump.go claims elements, and settle.go settles them.
 
 // errHidden is the error for an element that the client cannot read.
 var errHidden = zk.ErrNoAuth
@@ -62,7 +60,7 @@ func (c *consumer) Next() (Item, error) {
 
 // The method `present` decides whether a consumer may offer an item. If the result `offer` is true,
 // the caller may offer the item. If the result `back` is true, the caller must put the item back,
-// and a consumer will offer the item again. If both are false, `present` has set the item aside.
+// and a consumer will offer the item again. If both are false, `present` has decided the fate of the item.
 func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
@@ -74,59 +72,25 @@ func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bo
 	// A consumer offers no element while the client is disconnected: the program could take the
 	// element, but the removal could not reach the servers. If the session then expired, another
 	// consumer could get the element too.
-	if it.c.inc.Connection(ctx) != nil || !it.c.stands(ctx) {
-		return false, true
+	if o.Hand && q.cfg.MaxAttempts > 0 && !it.noted {
+		it.c.decide(it, entry{fate: Return}) // claimed when all consumers were Recv's: the next claim records the attempt
+		return false, false
 	}
-	if !o.Hand || q.cfg.MaxAttempts == 0 {
-		return true, false
-	}
-	select {
-	case <-it.pump.noting(it): // if the element crashes the process, the board must show the attempt
-		if it.c.lost() == nil && q.m.Failure() == nil {
-			return true, false
-		}
-	case <-ctx.Done():
-	case <-it.c.inc.Disconnection():
-	case <-it.c.inc.Ctx.Done():
-	}
-	return false, true
+	offer = it.c.inc.Connection(ctx) == nil && it.c.stands(ctx)
+	return offer, !offer
 }
 
-// noteAtLeast is the minimum number of items that the method `noting` notes in one write. It notes
-// fewer items if fewer are ready.
-const noteAtLeast = 8
-
-// The method `noting` records on the board that an item is in hand, before a consumer offers the
-// item. It returns a channel that is closed when the servers have applied the write.
-//
-// The same write also notes the next items, because a separate write for each item would cost a
-// round trip. If the process crashes, these items count as tried, although the program never
-// received them. That happens to an item at most once, because a second attempt has a note for one
-// item alone. Every item is noted alone while the pace is not known, or if only one attempt is
-// allowed.
-func (p *pump) noting(it *item) <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := it.c
-	c.mu.Lock()
-	noted, note := it.noted || it.final != nil, it.note
-	items := []*item{it}
-	if it.attempts == 0 && p.q.cfg.MaxAttempts > 1 && p.pacedLocked() {
-		p.noted = min(max(2*p.noted, 1), noteAhead)
-		for _, other := range p.ready {
-			if len(items) < max(noteAtLeast, min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))) && other.c == c && other.bucket == it.bucket && other.attempts == 0 && !other.noted && other.final == nil {
-				items = append(items, other)
-			}
-		}
+// The method `spent` makes an item without attempts left a dead letter, and returns true. It leaves
+// misfits to the consumer, which may want their error.
+func (q *core) spent(it *item) bool {
+	if q.cfg.MaxAttempts == 0 || it.attempts < q.cfg.MaxAttempts {
+		return false
 	}
-	c.mu.Unlock()
-	switch {
-	case !noted:
-		return c.note(items).done
-	case note == nil: // the write that claimed the item has noted it
-		return session.ClosedChan
+	if q.check(it); it.misfit {
+		return false
 	}
-	return note
+	q.setAside(it)
+	return true
 }
 
 // setAside makes an element with a fault a dead letter. If too many elements in a row do not
@@ -139,29 +103,9 @@ func (q *core) setAside(it *item) {
 	it.c.decide(it, e)
 }
 
-// The method `take` records that a consumer wants to offer an item. It returns false if the claim
-// is lost, or if the fate of the item is already decided.
-func (c *claimant) take(it *item) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.held.Err() != nil || it.final != nil {
-		return false
-	}
-	it.place = offered
-	return true
-}
-
-// The method `withdraw` records that the program has not taken an offered item. It reports whether
-// a consumer can offer the item again.
-func (c *claimant) withdraw(it *item) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	it.place = ahead
-	if c.ended && it.final == nil {
-		c.enterLocked(it, entry{fate: Return})
-	}
-	return !c.ended && it.final == nil
-}
+// The method `has` returns true if a consumer may offer an item: the claim is not lost, and the fate of
+// the item is not decided.
+func (c *claimant) has(it *item) bool { return c.held.Err() == nil && !c.settled(it) }
 
 // The following methods implement the interface Item.
 

@@ -45,7 +45,7 @@ func New(m *session.Manager, cfg Settings) Engine {
 	q.DeadLetters = DeadLetters{Manager: m, Path: cfg.Path, Dir: at.dead, Receipts: at.receipts}
 	q.finder.site, q.skips.Complain, q.finder.mark = at, q.Complain, q.mark
 	q.sweeper = NewSweeper(q.DeadLetters, cfg.KeepDead)
-	q.gate = gate{site: at, limit: cfg.MaxLen, turn: make(chan struct{}, 1), full: make(chan struct{})}
+	q.gate.site, q.gate.limit, q.gate.order, q.gate.turn = at, cfg.MaxLen, make(chan struct{}, 1), make(chan struct{}, 1)
 	q.slots = &slots{site: at, known: make(map[slot]string)}
 	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
 	return q

@@ -35,11 +35,11 @@ type lot struct {
 	board    *board          // `bury` moves the lines of deleted marks from here to `dead`
 	dead     map[string]hold // the lines of deleted marks
 	children int32
-	last     int32 // the highest number that ZooKeeper has assigned in the bucket
-	pzxid    int64 // changes with every element that is added or removed
-	elements []element
-	keyed    bool  // elements of the queue may have keys
-	keys     int32 // version of the znode "keys", which a search reads first
+	last     int32     // the highest number that ZooKeeper has assigned in the bucket
+	pzxid    int64     // changes with every element that is added or removed
+	elements []element // read only
+	keyed    bool      // elements of the queue may have keys
+	keys     int32     // version of the znode "keys", which a search reads first
 }
 
 func newLot(b bucket, n session.Node) *lot {
@@ -126,10 +126,10 @@ type finder struct {
 	mark  func() string // returns the name of this client's mark, or ""
 
 	mu       sync.Mutex
-	listings map[string]contents // by name of a bucket: see the method `list`; guarded by mu
-	alive    map[string]bool     // the marks of the last listing; guarded by mu
-	listed   time.Time           // time of that listing; guarded by mu
-	lister   string              // this client's mark at that listing; guarded by mu
+	listings map[string]*lot // by name of a bucket: the latest, without its board, see the method `list`; guarded by mu
+	alive    map[string]bool // the marks of the last listing; guarded by mu
+	listed   time.Time       // time of that listing; guarded by mu
+	lister   string          // this client's mark at that listing; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -214,11 +214,8 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 		})
 	}
 	for from := 0; from < len(all); from += atOnce {
-		lots, err := q.lots(ctx, inc, all[from:min(from+atOnce, len(all))])
-		if err == nil {
-			f.others, err = q.bury(ctx, inc, lots, f.others, how.watch)
-		}
-		if err != nil {
+		lots, others, err := q.lots(ctx, inc, all[from:min(from+atOnce, len(all))], how.watch)
+		if f.others = f.others || others; err != nil {
 			return err
 		}
 		if !how.aside {
@@ -259,10 +256,9 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 const aliveFor = time.Second
 
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
-// lines. Its result is true if `others` is true, or if the board of a lot with elements keeps a line
-// of another mark. The argument `others` is the result for earlier lots. If `watch` is set, `bury`
-// lists the marks even if the last listing is fresh.
-func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, others, watch bool) (bool, error) {
+// lines. Its result is true if the board of a lot with elements keeps a line of another mark. If
+// `watch` is set, `bury` lists the marks even if the last listing is fresh.
+func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
 	mine, foreign, unknown := q.mark(), false, false
 	q.mu.Lock()
 	alive := q.alive
@@ -276,11 +272,11 @@ func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot
 		}
 	}
 	if !foreign || !unknown && !watch {
-		return others || foreign, nil
+		return foreign, nil
 	}
 	names, err := inc.Names(ctx, q.live) // after the boards were read
 	if err != nil {
-		return others, err
+		return false, err
 	}
 	alive = make(map[string]bool, len(names))
 	for _, name := range names {
@@ -330,12 +326,12 @@ func pick(lots []*lot, spread int) int {
 	return choice[dice.IntN(len(choice))]
 }
 
-// The method `lots` reads buckets, and returns the result. It leaves out deleted buckets, skipped
-// buckets, and buckets that the client cannot read.
-func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket) (lots []*lot, err error) {
+// The method `lots` reads buckets, and then buries the lines of deleted marks: see `bury` for `watch` and
+// `others`. It leaves out deleted buckets, skipped buckets, and buckets that the client cannot read.
+func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
 	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for i, n := range nodes {
 		switch name := buckets[i].name; {
@@ -346,7 +342,8 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 			lots = append(lots, newLot(buckets[i], n))
 		}
 	}
-	return lots, nil
+	others, err = q.bury(ctx, inc, lots, watch)
+	return lots, others, err
 }
 
 // The function `hidden` returns true if a znode exists and the servers did not let the client read
@@ -377,9 +374,9 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // the listing again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	q.mu.Lock()
-	before, ok := q.listings[t.name]
+	before := q.listings[t.name]
 	q.mu.Unlock()
-	if ok && (before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed) {
+	if before != nil && (before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed) {
 		t.elements = before.elements
 		return nil
 	}
@@ -394,17 +391,10 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.listings == nil || len(q.listings) >= maxListings {
-		q.listings = make(map[string]contents)
+		q.listings = make(map[string]*lot)
 	}
-	q.listings[t.name] = contents{t.last, stat.Pzxid, t.elements}
+	q.listings[t.name] = &lot{last: t.last, pzxid: stat.Pzxid, elements: t.elements}
 	return nil
-}
-
-// The contents of a bucket are a remembered listing.
-type contents struct {
-	last     int32
-	pzxid    int64
-	elements []element // read only
 }
 
 // maxListings is the largest number of remembered listings.

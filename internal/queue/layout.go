@@ -205,17 +205,6 @@ func (e element) key() string { return e.bucket + "/" + e.name }
 // The method `id` returns a name that identifies the element permanently.
 func (e element) id() string { return cmp.Or(e.origin, e.key()) }
 
-// The method `before` reports whether `e` precedes `d` in the queue, for two elements that were
-// claimed one after the other.
-func (e element) before(d element) bool {
-	return cmp.Or(
-		cmp.Compare(e.prio, d.prio),
-		firstIf(e.due != 0, d.due != 0), cmp.Compare(e.due, d.due),
-		cmp.Compare(len(e.bucket), len(d.bucket)), // a longer name has a larger number
-		cmp.Compare(e.bucket, d.bucket), cmp.Compare(e.seq-d.seq, 0),
-	) < 0
-}
-
 // Other children of the queue's znode.
 const (
 	keysName   = "keys"   // exists if elements may have keys: every claim writes it

@@ -13,6 +13,7 @@ import (
 type pace struct {
 	last time.Time     // time of the latest delivery to a consumer
 	each time.Duration // about how long one element keeps all consumers busy
+	asks int           // calls of `asked` after a delivery
 }
 
 // The method `took` is called when a consumer has got an element.
@@ -24,6 +25,7 @@ func (c *pace) asked(now time.Time) {
 	if c.last.IsZero() {
 		return
 	}
+	c.asks++
 	// The estimate adapts quickly if the consumers become slower, and not as quickly if they
 	// become faster.
 	if d := now.Sub(c.last); d > c.each {
@@ -32,6 +34,10 @@ func (c *pace) asked(now time.Time) {
 		c.each -= (c.each - d) / 4
 	}
 }
+
+// The method `known` reports whether the pace is known. After one element, it is not known: the
+// program may have received that element from a channel, and may not have begun to work on it.
+func (c *pace) known() bool { return c.asks > 1 }
 
 // perSecond returns how many elements the consumers take in a second at their present pace, at
 // least 1. If `busy` is set, no consumer waits for an element.

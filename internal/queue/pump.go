@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +33,7 @@ type pump struct {
 	mu       sync.Mutex    // guards the fields from here to `claiming`
 	running  bool          // the method `run` was started, or must not start
 	waiting  int           // number of items that consumers wait for
-	hands    int           // part of `waiting`: items that the program settles itself
+	hand     bool          // a consumer that settles its items has called `next`
 	offering int           // number of items that consumers offer and the program has not taken
 	ready    []*item       // claimed and read, in order
 	changed  chan struct{} // closed and replaced when any of these changes
@@ -40,8 +41,6 @@ type pump struct {
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
 	pace     pace
-	returns  int  // calls of the method `next` after the program had taken an item
-	noted    int  // upper limit of the items noted at once; doubles with each use, up to noteAhead
 	shedding bool // a timer is about to call `shed`
 	claiming bool // a claim is under way: its items come after the items in `ready`
 
@@ -106,13 +105,8 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	if p.waiting == 0 {
 		p.pace.asked(time.Now())
 	}
-	if !p.pace.last.IsZero() {
-		p.returns++
-	}
 	p.waiting += n
-	if hand {
-		p.hands += n
-	}
+	p.hand = p.hand || hand
 	p.changeLocked()
 	if !p.running {
 		p.running = true
@@ -120,9 +114,6 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	}
 	defer func() {
 		p.waiting -= n
-		if hand {
-			p.hands -= n
-		}
 		p.mu.Unlock()
 	}()
 	for {
@@ -167,7 +158,7 @@ func (p *pump) takeLocked() *item {
 	for len(p.ready) > 0 {
 		it := p.ready[0]
 		p.ready = p.ready[1:]
-		if it.c.take(it) {
+		if it.c.has(it) {
 			it.pump = p
 			p.offering++
 			return it
@@ -184,31 +175,31 @@ func (p *pump) done() {
 	p.offering--
 }
 
-// putBack is called with an item that the program has not taken. It makes the item ready again, at
-// its position in `ready`. If all consumers have left, putBack returns the element to the queue.
+// putBack is called with an item that the program has not taken. The item is the next that a consumer
+// offers. At the end of `run` and after it, putBack returns the element to the queue.
 func (p *pump) putBack(it *item) {
-	if !it.c.withdraw(it) {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
 		it.c.decide(it, entry{fate: Return})
 		return
 	}
-	// Other consumers may have put back earlier items. The item comes after these.
-	i := 0
-	for i < len(p.ready) && p.ready[i].before(it.element) {
-		i++
-	}
-	p.ready = append(p.ready[:i:i], append([]*item{it}, p.ready[i:]...)...)
+	p.ready = slices.Insert(p.ready, 0, it)
 	p.changeLocked()
 }
 
-// The method `run` claims elements until the last consumer has left.
+// The method `run` claims elements until the last consumer has left or the Session is being closed.
 func (p *pump) run() {
 	defer close(p.over)
 	defer p.returnReady() // a consumer may have put an item back after the last session
+	defer p.cancel()      // from here on, putBack returns items to the queue
+	p.q.m.Spawn(func() {
+		select {
+		case <-p.q.m.Closing:
+			p.cancel() // so that others can claim the elements ahead while Close waits for functions
+		case <-p.ctx.Done():
+		}
+	})
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
 		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
@@ -224,7 +215,6 @@ func (p *pump) run() {
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
 		case <-p.ctx.Done():
-		case <-p.q.m.Closing:
 		}
 	}
 }
@@ -291,17 +281,17 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return err
 	}
-	// 3. Claim as many elements as there is room for. Read their data at the same time, unless other
-	// consumers are likely to be quicker. The data is valid if the claim succeeds: no other consumer
-	// has had the elements since the search.
-	es := p.found.es[:min(len(p.found.es), room, maxBatch)]
-	var read func() ([]session.Node, error)
-	if p.spread == 1 && p.pause == 0 {
-		read = p.read(inc, es)
+	// 3. Claim as many elements as there is room for, and read their data at the same time. The data is
+	// valid if the claim succeeds: no other consumer has had the elements since the search.
+	es, hands := p.choose(room, hands)
+	if len(es) == 0 {
+		p.leavePlace()
+		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
+	read := p.read(inc, es)
 	p.setClaiming(true)
 	defer p.setClaiming(false)
-	items, err := c.claim(p.found.lot, es, hands, p.quick(hands))
+	items, err := c.claim(p.found.lot, es, hands)
 	if err == errBarred {
 		p.found = nil
 		return nil
@@ -313,15 +303,12 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		return p.makeWay(inc)
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
-	if read == nil {
-		read = p.read(inc, es)
-	}
 	// 4. Give the items to the consumers.
 	items, err = p.fetch(c, items, read)
+	items = slices.DeleteFunc(items, p.q.spent)
 	if p.fill(items, len(es) == room); err != nil {
 		return err
 	}
-	p.q.sweeper.Sweep(inc, sweepEvery)
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
 	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {
@@ -360,6 +347,29 @@ func (p *pump) makeWay(inc *session.Incarnation) error {
 // maxSpread is the upper limit of the field `spread`.
 const maxSpread = 64
 
+// The method `choose` returns the elements that the pump claims next, at most `room`. The claim records
+// the first `hands` of them as in hand. Without a limit of attempts, these are the elements that
+// consumers wait for. With a limit, they are all. Then `choose` stops at an element that was tried
+// before and that no consumer waits for: if the process crashes, an element counts as tried without a
+// delivery at most once. It does not stop at an element without attempts left, which no consumer gets.
+func (p *pump) choose(room, waiting int) (es []element, hands int) {
+	p.mu.Lock()
+	limited := p.limitedLocked()
+	p.mu.Unlock()
+	es = p.found.es[:min(len(p.found.es), room, maxBatch)]
+	hands = min(waiting, len(es))
+	if !limited {
+		return es, hands
+	}
+	tried := p.found.lot.next().tried
+	for ; hands < len(es); hands++ {
+		if n := int(es[hands].tries) + tried[es[hands].seq]; n > 0 && n < p.q.cfg.MaxAttempts {
+			break
+		}
+	}
+	return es[:hands], hands
+}
+
 // The method `read` starts a goroutine that reads elements. The function that it returns waits for the
 // result.
 func (p *pump) read(inc *session.Incarnation, es []element) func() ([]session.Node, error) {
@@ -390,7 +400,6 @@ func (p *pump) fetch(c *claimant, items []*item, read func() ([]session.Node, er
 	c.mu.Lock()
 	for i, n := range nodes {
 		switch it := items[i]; {
-		case it.final != nil: // the method `end` has returned the item
 		case n.Stat == nil:
 			c.dropLocked(it, true)
 		case hidden(n):
@@ -435,7 +444,7 @@ func (p *pump) fill(items []*item, most bool) {
 // The result is never negative, although consumers that leave at the same time can put back more
 // items than there is room for.
 func (p *pump) roomLocked() int {
-	ahead := min(p.ahead, p.slowedLocked())
+	ahead := min(p.ahead, p.mostLocked())
 	if p.size > 0 {
 		ahead = min(ahead, max(p.q.cfg.PrefetchBytes/p.size, min(p.most, 1)))
 	}
@@ -446,30 +455,28 @@ func (p *pump) roomLocked() int {
 	return n
 }
 
-// A pump that has no room, or for which no consumer waits, stays in its place in the line for the
-// time `patience`. A fast consumer calls `next` again within that time.
-const patience = 5 * time.Millisecond
-
 // awaitRoom waits until the pump may claim more items. The result `room` is the number of these
-// items. The result `hands` is the number of them that the program settles itself. If the wait takes
-// longer than the time `patience`, the pump leaves its place in the line.
+// items. If the program settles its items, the result `hands` is the number of items that consumers
+// wait for. If there is no room yet, the pump leaves its place in the line.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
 	so := func() bool {
-		room, hands = p.roomLocked(), max(p.hands-len(p.ready), 0)
+		if room = p.roomLocked(); p.hand {
+			hands = max(p.waiting-len(p.ready), 0)
+		}
 		return room > 0
 	}
-	if p.place != nil {
-		limited, cancel := context.WithTimeout(p.ctx, patience)
-		err = p.wait(limited, inc, so)
-		cancel()
-		if err == nil || p.ctx.Err() != nil || !inc.Alive() {
-			return room, hands, err
-		}
+	p.mu.Lock()
+	ok := so()
+	p.mu.Unlock()
+	if !ok {
 		p.leavePlace()
 	}
 	err = p.wait(p.ctx, inc, so)
 	return room, hands, err
 }
+
+// A fast consumer calls `next` again within the time `patience`.
+const patience = 5 * time.Millisecond
 
 // The method `wanted` reports whether a consumer waits now, or will wait in a moment.
 func (p *pump) wanted(inc *session.Incarnation) bool {
@@ -493,35 +500,29 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 	}
 }
 
-// slowedLocked returns the largest number of elements that the pump may claim ahead of slow
-// consumers: the number that they take in a second.
-func (p *pump) slowedLocked() int { return p.pace.perSecond(time.Now(), p.waiting == 0) }
+// limitedLocked reports whether each claim records all its elements as in hand. Then all of them count
+// as tried if the process crashes.
+func (p *pump) limitedLocked() bool { return p.hand && p.q.cfg.MaxAttempts > 0 }
 
-// The method `quick` returns the number of items that a claim may note as in hand. Consumers take
-// that many items within the time noteAfter. A larger number would do harm, because every noted
-// item counts as tried if the process crashes. The result is 0 while the pace is not known, see
-// pacedLocked. It is also 0 if attempts are not limited, or if only one is allowed.
-func (p *pump) quick(hands int) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.q.cfg.MaxAttempts < 2 || hands == 0 || !p.pacedLocked() {
+// mostLocked returns the largest number of elements that the pump may claim ahead: the number that its
+// consumers take in a second. With a limit of attempts, it is the number that they take within the time
+// batchTime, but at least batchLeast, because each claim costs a write. With a limit of one attempt, and
+// while the pace is not known, it is 0.
+func (p *pump) mostLocked() int {
+	n := p.pace.perSecond(time.Now(), p.waiting == 0)
+	switch {
+	case !p.limitedLocked():
+		return n
+	case p.q.cfg.MaxAttempts == 1 || !p.pace.known():
 		return 0
 	}
-	n := min(p.noted, p.slowedLocked()/int(time.Second/noteAfter))
-	p.noted = min(max(2*p.noted, 1), noteAhead)
-	return n
+	return min(n, max(n/int(time.Second/batchTime), batchLeast)+p.waiting, batchMost)
 }
 
-// pacedLocked reports whether the pace is known. After one element, the pace is not known: the
-// program may have received that element from a channel, and may not have begun to work on it.
-func (p *pump) pacedLocked() bool { return p.returns > 1 }
-
 const (
-	// noteAhead is the largest number of items that the pump notes in one write.
-	noteAhead = 128
-
-	// The pump notes about as many items in one write as consumers take within the time noteAfter.
-	noteAfter = 20 * time.Millisecond
+	batchTime  = 20 * time.Millisecond
+	batchLeast = 8
+	batchMost  = 128
 )
 
 // The pump checks at intervals of shedEvery whether its consumers have become slow.
@@ -541,7 +542,7 @@ func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shedding = false
-	if n := p.slowedLocked(); n < len(p.ready) && !p.claiming {
+	if n := p.mostLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
 			it.c.decide(it, entry{fate: Return})
 		}

@@ -2,10 +2,9 @@ package queue
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -22,16 +21,15 @@ import (
 type gate struct {
 	site
 	limit int           // 0: no limit
+	order chan struct{} // a Send puts a token in before it may wait, and takes it out after: so Sends keep their order
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
+	full  atomic.Bool   // the Send with the token of `order` waits for room
 
-	// Only the goroutine with the token uses these fields.
+	// Only the goroutine with the token of `turn` uses these fields.
 
 	have    int       // elements at the last count, plus the elements that this producer has sent since
 	buckets int       // number of buckets at the last count
 	counted time.Time // time of the last count
-
-	mu   sync.Mutex
-	full chan struct{} // closed while the goroutine with the token waits for room; guarded by mu
 }
 
 const (
@@ -59,99 +57,103 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 	waited := func(err error) error {
 		return fmt.Errorf("waited %v for room (WithMaxLen %d): %w", time.Since(start).Round(time.Millisecond), limit, err)
 	}
-	refuse := func() error {
+	if !hurry {
+		select {
+		case g.order <- struct{}{}:
+		case <-ctx.Done():
+			return waited(session.CtxErr(ctx))
+		}
+		defer func() { <-g.order }()
+		defer g.full.Store(false)
+	}
+	for waits := false; ; waits = true {
+		var fits bool
+		var wait time.Duration
+		var err error
+		if !hurry || !g.full.Load() {
+			fits, wait, err = g.admit(ctx, n)
+		}
+		if err != nil && waits && ctx.Err() != nil {
+			return waited(err)
+		}
+		if fits || err != nil {
+			return err
+		}
 		if p.id != "" {
 			if known, err := g.knows(ctx, p.id); err != nil || known {
 				return err // if the ID is known, the transaction of p fails with ErrKnown
 			}
 		}
-		return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
-	}
-	var full <-chan struct{}
-	if hurry {
-		g.mu.Lock()
-		full = g.full
-		g.mu.Unlock()
-	}
-	select {
-	case g.turn <- struct{}{}: // in the order of the calls
-	case <-full: // the queue has been full during this call, even if the token is free now
-		return refuse()
-	case <-ctx.Done():
-		return waited(session.CtxErr(ctx))
-	}
-	defer func() {
-		g.mu.Lock()
-		if session.IsClosed(g.full) {
-			g.full = make(chan struct{})
+		if hurry {
+			return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
 		}
-		g.mu.Unlock()
-		<-g.turn
-	}()
-	for waits := 0; ; waits++ {
-		if time.Since(g.counted) < countEvery && g.have+n <= limit {
-			g.have += n
-			return nil
-		}
-		if waits > 0 {
-			if err := refuse(); hurry || !errors.Is(err, ErrFull) {
-				return err
-			}
-			g.mu.Lock()
-			if !session.IsClosed(g.full) {
-				close(g.full)
-			}
-			g.mu.Unlock()
-			g.m.Waiters.Add(1)
-			err := g.m.Sleep(ctx, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait))
-			g.m.Waiters.Add(-1)
-			if err != nil {
-				return waited(err)
-			}
-		}
-		have, buckets, err := g.count(ctx)
-		switch {
-		case err != nil && waits > 0 && ctx.Err() != nil:
+		g.full.Store(true)
+		g.m.Waiters.Add(1)
+		err = g.m.Sleep(ctx, wait)
+		g.m.Waiters.Add(-1)
+		if err != nil {
 			return waited(err)
-		case err != nil:
-			return err
 		}
-		g.have, g.buckets, g.counted = have, buckets, time.Now()
 	}
 }
 
-// The method `count` counts the elements. If the queue seems to be full, the method counts again
-// after a sync.
-func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
-	err = g.m.During(ctx, func(inc *session.Incarnation) error {
-		var before []tally
-		for i, synced := 0, false; ; i++ {
-			all, err := g.site.counts(ctx, inc)
-			if err != nil {
-				return err
-			}
-			have, buckets = 0, len(all)
-			for _, b := range all {
-				have += int(b.children)
-			}
-			// If an element moves to another bucket during the count, the count may miss it. So if
-			// there is little room, two counts in a row must be equal, unless the queue changes all
-			// the time.
-			near := have < g.limit && have > g.limit-g.limit/10-10
-			switch {
-			case near && i < maxCounts && !slices.Equal(all, before):
-				before = all
-				continue
-			case synced || have < g.limit:
-				return nil
-			}
-			if err := inc.Sync(ctx, g.dir); err != nil {
-				return err
-			}
-			synced = true
+// The method `admit` reports whether there is room for `n` more elements, and then counts them as
+// sent. If there is no room, the next count should be after the time `wait`.
+func (g *gate) admit(ctx context.Context, n int) (fits bool, wait time.Duration, err error) {
+	select {
+	case g.turn <- struct{}{}:
+	case <-ctx.Done():
+		return false, 0, session.CtxErr(ctx)
+	}
+	defer func() { <-g.turn }()
+	if time.Since(g.counted) >= countEvery || g.have+n > g.limit {
+		have, buckets, err := g.count(ctx)
+		if err != nil {
+			return false, 0, err
 		}
+		g.have, g.buckets, g.counted = have, buckets, time.Now()
+	}
+	if fits = g.have+n <= g.limit; fits {
+		g.have += n
+	}
+	return fits, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait), nil
+}
+
+// The method `count` counts the elements. If there is little room, two counts in a row must be
+// equal. If the queue seems to be full, the method counts again after a sync.
+func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
+	sure := func(n int) bool { return n >= g.limit || n <= g.limit-g.limit/10-10 }
+	err = g.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if have, buckets, err = g.length(ctx, inc, sure); err == nil && have >= g.limit {
+			if err = inc.Sync(ctx, g.dir); err == nil {
+				have, buckets, err = g.length(ctx, inc, sure)
+			}
+		}
+		return err
 	})
 	return have, buckets, err
+}
+
+// The method `length` counts the elements until two counts in a row are equal: then the queue had that
+// length at a moment between these two. One count alone can miss an element that moves to another
+// bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
+// result is the last count.
+func (q site) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
+	var before []tally
+	for i := 0; ; i++ {
+		all, err := q.counts(ctx, inc)
+		if err != nil {
+			return 0, 0, err
+		}
+		n = 0
+		for _, b := range all {
+			n += int(b.children)
+		}
+		if i > 0 && slices.Equal(all, before) || i == maxCounts || sure(n) {
+			return n, len(all), nil
+		}
+		before = all
+	}
 }
 
 // The method `knows` reports whether the note of an ID exists.
@@ -192,7 +194,7 @@ func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally
 	}
 	for i, n := range nodes {
 		if n.Concealed() {
-			return nil, zk.ErrNoAuth // nobody can say how many elements it has
+			return nil, zk.ErrNoAuth // the number of its elements is unknown
 		}
 		if n.Stat != nil {
 			all = append(all, tally{buckets[i].name, n.Stat.NumChildren, n.Stat.Cversion})

@@ -169,7 +169,7 @@ func (o *outbox) run() {
 			p.done <- cmp.Or(p.err, err)
 		}
 		if inc != nil {
-			o.sweeper.Sweep(inc, 0)
+			o.sweeper.Sweep(inc)
 		}
 	}
 }

@@ -29,19 +29,6 @@ import (
 // element, and after that for the mark. If the mark exists and the element does not, the claimant itself
 // has deleted the element.
 
-// fateHand is not the fate of an item. An entry with fateHand only records on the board that an
-// item is in hand.
-const fateHand = Bury + 1
-
-// The type `stage` is a step of a claimed item on its way to the program.
-type stage int
-
-const (
-	ahead   stage = iota // claimed ahead
-	offered              // a consumer offers it, and the program has not taken it
-	inHand               // delivered, neither acknowledged nor returned
-)
-
 // The type `item` is a claimed element.
 type item struct {
 	element
@@ -56,14 +43,13 @@ type item struct {
 	misfit   bool      // this client cannot decode it
 	decoded  bool
 
-	place  stage           // guarded by claimant.mu, like all fields below
-	note   <-chan struct{} // closed when the board shows that the item is in hand
-	noted  bool            // the board shows that the item is in hand, or soon will
-	back   bool            // a write of the board is under way, and returns the item
-	posted bool            // its fate is carried out
-	final  *entry          // its fate; nil until it is decided
-	then   *entry          // its fate if the servers refuse `final`, which has a load; or nil
-	lost   error           // reason of the loss, if the claimant has ended and returned the item
+	inHand bool   // delivered, neither acknowledged nor returned; guarded by claimant.mu, like all fields below
+	noted  bool   // the claim has recorded the item as in hand: if the claim is lost, this delivery counts
+	back   bool   // a write of the board is under way, and returns the item
+	posted bool   // its fate is carried out
+	final  *entry // its fate; nil until it is decided
+	then   *entry // its fate if the servers refuse `final`, which has a load; or nil
+	lost   error  // reason of the loss, if the claimant has ended and returned the item
 
 	ctx    context.Context         // context of the claim; nil until the first call of the method `context`
 	cancel context.CancelCauseFunc // ends ctx
@@ -81,7 +67,7 @@ func (it *item) read(n session.Node) {
 // The method `drop` forgets the data. No caller needs the data after the fate is carried out.
 func (it *item) drop() { it.data, it.value = nil, nil }
 
-// The type `entry` is the fate of an item, or a note that an item is in hand.
+// The type `entry` is the fate of an item.
 type entry struct {
 	item   *item
 	fate   Fate
@@ -143,8 +129,15 @@ func (c *claimant) sendLocked(e *entry) {
 	switch loss := context.Cause(c.held); {
 	case loss != nil:
 		e.close(loss)
-	case e.fate == Return, e.fate == fateHand:
-		c.noteLocked(e)
+	case e.fate == Return:
+		if c.returns = append(c.returns, e); !c.posting {
+			c.posting = true
+			c.q.m.Spawn(func() {
+				c.turn <- struct{}{}
+				defer func() { <-c.turn }()
+				c.flush()
+			})
+		}
 	default:
 		if c.queue = append(c.queue, e); !c.running {
 			c.running = true
@@ -160,14 +153,14 @@ func (c *claimant) handed(it *item) {
 	if it.final != nil && it.final.with == nil || it.posted || c.held.Err() != nil {
 		return // its fate is decided already, or the claim is lost
 	}
-	it.place = inHand
+	it.inHand = true
 	c.q.m.Holds.Add(1)
 }
 
 // leaveLocked ends the hold of the program on an item, and ends the context of the claim.
 func (c *claimant) leaveLocked(it *item) {
-	if it.place == inHand {
-		it.place = offered
+	if it.inHand {
+		it.inHand = false
 		c.q.m.Holds.Add(-1)
 	}
 	if it.cancel != nil {
@@ -439,11 +432,9 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 	next := *e
 	next.alone = true
 	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
-	if e.fate != fateHand { // with fateHand, the consumer still waits: it offers the item only after the item's note is written
-		next.done = make(chan struct{})
-		e.item.final = &next
-		e.close(err)
-	}
+	next.done = make(chan struct{})
+	e.item.final = &next
+	e.close(err)
 	c.q.m.Spawn(func() {
 		select {
 		case <-time.After(next.wait):

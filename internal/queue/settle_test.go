@@ -50,24 +50,6 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 	})
 }
 
-// The claimant writes the return of an item and a note about the same item at once: the servers have
-// refused both before. The return counts.
-func TestANoteAndAReturnInOneWrite(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t)
-		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
-		send(t, q, "x")
-		it := receive(t, q).(*item)
-		it.c.turn <- struct{}{} // a write of a board is under way
-		returned, _ := it.c.decide(it, entry{fate: Return})
-		noted := it.c.note([]*item{it})
-		<-it.c.turn
-		<-returned.done
-		<-noted.done
-		wantTake(t, other, "x", 0)
-	})
-}
-
 // The servers refuse to let a consumer write a board. Nack returns the error, and the element comes
 // back as soon as the servers allow the write, although the consumer keeps another claim.
 func TestARefusedReturnIsRepeated(t *testing.T) {

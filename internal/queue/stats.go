@@ -14,24 +14,10 @@ import (
 // This file counts the elements of a queue and the claims of each consumer, and pauses the
 // consumers. room.go counts elements for WithMaxLen.
 
-// Len counts the elements until two counts in a row are equal. Then the queue had that length at a
-// moment between these two counts. If the queue changes all the time, Len returns the last count.
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
-		var before []tally
-		for i := 0; ; i++ {
-			now, err := q.site.counts(ctx, inc)
-			if err != nil {
-				return 0, err
-			}
-			if i > 0 && slices.Equal(before, now) || i == maxCounts {
-				for _, t := range now {
-					n += int(t.children)
-				}
-				return n, nil
-			}
-			before = now
-		}
+		n, _, err = q.length(ctx, inc, func(int) bool { return false })
+		return n, err
 	})
 }
 
@@ -45,73 +31,47 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 			return st, err
 		}
 		st.Paused = slices.Contains(names, pausedName)
-		lots, err := q.lots(ctx, inc, parseBuckets(names))
+		lots, _, err := q.lots(ctx, inc, parseBuckets(names), true)
 		if err != nil {
 			return st, err
 		}
-		if _, err := q.bury(ctx, inc, lots, false, true); err != nil {
+		all := make([][]row, len(lots))
+		err = session.Parallel(len(lots), func(i int) (err error) {
+			if lots[i].children > 0 {
+				all[i], err = q.rows(ctx, inc, lots[i])
+			}
+			if session.IsAnswer(err, zk.ErrNoAuth) {
+				err = nil // this client may not list the bucket
+			}
+			return err
+		})
+		if err != nil {
 			return st, err
 		}
-		owned, err := q.countLots(ctx, inc, lots, &st)
-		if err == nil {
-			st.Holders, err = q.holders(ctx, inc, owned)
-		}
-		return st, err
-	})
-}
-
-// countLots counts the elements in buckets, and returns how many elements each mark has claimed.
-func (q *core) countLots(ctx context.Context, inc *session.Incarnation, lots []*lot, st *Totals) (owned map[string]int, err error) {
-	err = session.Parallel(len(lots), func(i int) error {
-		if lots[i].children == 0 {
-			return nil
-		}
-		names, _, err := inc.Children(ctx, session.ChildPath(q.dir, lots[i].name))
-		if session.IsNoNode(err) || session.IsAnswer(err, zk.ErrNoAuth) {
-			return nil
-		}
-		lots[i].elements = parseElements(lots[i].bucket, names)
-		return err
-	})
-	owned = make(map[string]int)
-	now := time.Now().UnixMilli()
-	fronts := make(map[int][]element)
-	for _, t := range lots {
-		for _, e := range t.elements {
-			if mark := t.owner(e.seq); mark != "" {
+		owned := make(map[string]int)
+		fronts := make(map[int][]element)
+		for _, r := range slices.Concat(all...) {
+			if r.State == Claimed {
 				st.Claimed++
-				owned[mark]++
+				owned[r.mark]++
 				continue
 			}
-			st.Attempts = max(st.Attempts, int(e.tries)+t.board.tried[e.seq])
-			if e.due > now {
+			if st.Attempts = max(st.Attempts, r.Attempts); r.State == Delayed {
 				st.Delayed++
 				continue
 			}
-			if st.Ready++; e.due == 0 && len(fronts[e.prio]) < 100 {
-				fronts[e.prio] = append(fronts[e.prio], e)
+			if st.Ready++; r.due == 0 && len(fronts[r.prio]) < 100 {
+				fronts[r.prio] = append(fronts[r.prio], r.element)
 			}
 		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	for front := range maps.Values(fronts) {
-		if err := q.countFront(ctx, inc, front, st); err != nil {
-			return nil, err
+		for front := range maps.Values(fronts) {
+			if err := q.countFront(ctx, inc, front, &st); err != nil {
+				return st, err
+			}
 		}
-	}
-	return owned, nil
-}
-
-// The method `owner` returns the mark that has claimed a number, or "".
-func (t *lot) owner(n int32) string {
-	for mark, h := range t.board.lines {
-		if h.claimed.has(n) {
-			return mark
-		}
-	}
-	return ""
+		st.Holders, err = q.holders(ctx, inc, owned)
+		return st, err
+	})
 }
 
 // countFront reads the age of the first element of `front` that still exists.
@@ -130,6 +90,16 @@ func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front [
 		return nil
 	}
 	return nil
+}
+
+// The method `owner` returns the mark that has claimed a number, or "".
+func (t *lot) owner(n int32) string {
+	for mark, h := range t.board.lines {
+		if h.claimed.has(n) {
+			return mark
+		}
+	}
+	return ""
 }
 
 // The method `holders` returns the consumers with claims, the most claims first. The argument

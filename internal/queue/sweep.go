@@ -21,8 +21,7 @@ import (
 //
 //   - a consumer at the front of the line, if no element is free,
 //   - a producer, after each transaction,
-//   - a call of Take, if no element is free and dead letters expire,
-//   - a busy consumer, if the sweep is overdue by the duration sweepEvery.
+//   - a call of Take, if no element is free and dead letters expire.
 type Sweeper struct {
 	DeadLetters
 	senders, ids string        // paths as the servers know them
@@ -54,13 +53,12 @@ func (s *Sweeper) Next() time.Time {
 	return s.due
 }
 
-// The method `begin` returns true if the next sweep is overdue by the time `late` or more. Then
-// the caller must sweep.
-func (s *Sweeper) begin(late time.Duration) bool {
+// The method `begin` returns true if the next sweep is due. Then the caller must sweep.
+func (s *Sweeper) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	if now.Add(-late).Before(s.due) {
+	if now.Before(s.due) {
 		return false
 	}
 	s.due = now.Add(min(max(cmp.Or(s.keep, sweepEvery), time.Minute), sweepEvery))
@@ -74,10 +72,10 @@ func (s *Sweeper) again() {
 	s.due = time.Now()
 }
 
-// Sweep sweeps in the background, if the next sweep is overdue by the time `late` or more. If the
-// servers refuse a deletion, the next sweep tries again.
-func (s *Sweeper) Sweep(inc *session.Incarnation, late time.Duration) {
-	if !s.begin(late) {
+// Sweep sweeps in the background, if the next sweep is due. If the servers refuse a deletion, the next
+// sweep tries again.
+func (s *Sweeper) Sweep(inc *session.Incarnation) {
+	if !s.begin() {
 		return
 	}
 	s.Manager.Spawn(func() {

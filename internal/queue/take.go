@@ -36,9 +36,6 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 		return nil, false, err
 	}
 	c := it.c
-	if !c.take(it) { // from here on, a Close leaves the item to this call
-		return nil, true, nil
-	}
 	if q.check(it); it.misfit {
 		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
 			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
@@ -102,7 +99,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					continue
 				case f.left == nil:
 					if q.sweeper.keep > 0 { // only to delete expired dead letters
-						q.sweeper.Sweep(inc, 0)
+						q.sweeper.Sweep(inc)
 					}
 					return nil
 				}
@@ -135,7 +132,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	p := &pump{q: q}
 	return Detached(ctx, q.m, func() (*item, error) {
 		defer c.leave()
-		items, err := c.claim(f.lot, f.es[:1], 0, 0)
+		items, err := c.claim(f.lot, f.es[:1], 0)
 		if err == nil && items != nil {
 			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
 		}
@@ -211,11 +208,15 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 		for _, b := range buckets {
 			var rows []row
 			if err == nil {
-				err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-					rows, err = q.rows(ctx, inc, b, s)
+				err = q.m.During(ctx, func(inc *session.Incarnation) error {
+					lots, _, err := q.lots(ctx, inc, []bucket{b}, true)
+					if err == nil && len(lots) > 0 {
+						rows, err = q.rows(ctx, inc, lots[0])
+					}
 					return err
 				})
 			}
+			rows = slices.DeleteFunc(rows, func(r row) bool { return r.State != s })
 			for page := range slices.Chunk(rows, pageSize) {
 				var ls []Listed
 				if err == nil {
@@ -237,22 +238,14 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	}
 }
 
-// The method `rows` lists the elements of a bucket in a state.
-func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s Status) (rows []row, err error) {
-	lots, err := q.lots(ctx, inc, []bucket{b})
-	if err == nil {
-		_, err = q.bury(ctx, inc, lots, false, true)
-	}
-	if err != nil || len(lots) == 0 {
-		return nil, err
-	}
-	t, now := lots[0], time.Now().UnixMilli()
+// The method `rows` lists the elements of a lot, with their states.
+func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []row, err error) {
 	names, err := inc.Names(ctx, session.ChildPath(q.dir, t.name))
 	if err != nil {
 		return nil, err
 	}
 	t.elements = parseElements(t.bucket, names)
-	tried := t.next().tried
+	tried, now := t.next().tried, time.Now().UnixMilli()
 	for _, e := range t.elements {
 		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}, t.owner(e.seq)}
 		if r.mark != "" {
@@ -260,9 +253,7 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, b bucket, s S
 		} else if e.due > now {
 			r.State, r.Due = Delayed, time.UnixMilli(e.due)
 		}
-		if r.State == s {
-			rows = append(rows, r)
-		}
+		rows = append(rows, r)
 	}
 	return rows, nil
 }

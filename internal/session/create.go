@@ -339,35 +339,31 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 }
 
 // The method `undo` deletes, in the background, the znodes that c may have created. It begins when
-// the last request of c is over. If the name of the znode is unknown then, `undo` looks for the
-// znode. If the servers refuse to list or to delete the znodes, they end with the session: see
-// Deletion.
+// the last request of c is over. If that request has no reply, the name of the znode may be unknown,
+// and a search looks for it. If the servers refuse to list or to delete the znodes, they end with
+// the session: see Deletion.
 func (inc *Incarnation) undo(c *Creation) *Deletion {
-	made, dir, guid := c.made, c.Dir.Path, c.GUID
-	d := inc.deletion(&Deletion{Paths: c.Paths})
+	made, d := c.made, inc.deletion(&Deletion{Paths: c.Paths})
 	switch {
-	case guid != "" && c.Path != "":
+	case c.GUID != "" && c.Path != "":
 		d.Paths = []string{c.Path}
-	case guid != "":
-		d.By = func() (err error) {
-			path := ""
-			if made.err == nil {
-				path = made.val[0].String
-			} else if OutcomeOf(made.err) == Unknown {
-				path, err = inc.Find(inc.Ctx, dir, guid)
-			}
-			if path != "" {
-				err = inc.RemoveNow(inc.Ctx, path)
-			}
-			if IsNoNode(err) {
-				err = nil
-			}
-			return err
-		}
+	case c.GUID != "":
+		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
 		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
 	}
-	made.then(func() { d.queue.wait(d) })
+	made.then(func() {
+		if sought(d) {
+			switch err := made.err; {
+			case err == nil:
+				d.found(made.val[0].String)
+			case OutcomeOf(err) != Unknown:
+				d.over(nil) // nothing was created, and nothing will be
+				return
+			}
+		}
+		d.queue.wait(d)
+	})
 	return d
 }
 

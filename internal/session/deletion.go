@@ -17,9 +17,9 @@ import (
 // holds of the session are lost, with LossGivenUp. So no client waits longer for a process that has
 // released its hold than for a process that has crashed.
 //
-// Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each znode gets a Deletion of its own
-// (see `split`), because one missing znode or one refused deletion makes the whole transaction
-// fail. Only one attempt is under way at a time. The unexported fields belong to the goroutine that
+// Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each
+// znode gets a Deletion of its own (see `split`), because one missing znode or one refused deletion
+// makes the whole transaction fail. Only one attempt is under way at a time. The unexported fields belong to the goroutine that
 // handles the Deletion: the sender of the attempt, then the reader of the reply, then the method
 // `run`.
 type Deletion struct {
@@ -37,6 +37,7 @@ type Deletion struct {
 	whole   *Deletion // the Deletion of which this is a part, or nil; see `split`
 	parts   int       // number of parts that are not over; guarded by deletions.mu
 	worst   error     // the worst error of a part; guarded by deletions.mu
+	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	stay    func()    // called at the end, or after the first refusal; it must not block
 	err     error     // the error of the last attempt
 	mayBe   bool      // an unanswered attempt may have been applied

@@ -4,6 +4,7 @@ package session
 // deletions themselves.
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -21,17 +22,19 @@ import (
 // deletions wait. When there is a connection again, `run` sends them all in one write.
 //
 // If an abandoned request may still create a znode, the deletion of that znode waits for the reply
-// to the request, without a goroutine: see Incarnation.undo.
+// to the request, without a goroutine: see Incarnation.undo. If abandoned creates have no reply, the
+// names of their znodes are unknown, and one goroutine looks for them together: see `search`.
 //
 // A deletion by a function has a goroutine while the function runs, but none between two
 // attempts.
 type deletions struct {
 	inc *Incarnation
 
-	mu      sync.Mutex
-	waiting []*Deletion   // new deletions for `run`; guarded by mu
-	running bool          // `run` is running; guarded by mu
-	bell    chan struct{} // has a token when `run` must look again
+	mu        sync.Mutex
+	waiting   []*Deletion   // new deletions for `run`; guarded by mu
+	running   bool          // `run` is running; guarded by mu
+	searching bool          // `search` is running; guarded by mu
+	bell      chan struct{} // has a token when `run` must look again
 }
 
 func (inc *Incarnation) deletions() *deletions {
@@ -144,6 +147,9 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			wake = t
 		}
 	}
+	q.mu.Lock()
+	searching := q.searching // the end of the search rings the bell
+	q.mu.Unlock()
 	var due []*Deletion
 	for _, d := range ds {
 		switch {
@@ -151,7 +157,7 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			q.inc.Manager.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", d.Paths[0])
 			q.inc.giveUp()
 			d.over(ErrEnded)
-		case connected && !now.Before(d.due):
+		case connected && !now.Before(d.due) && !(searching && sought(d)):
 			due = append(due, d)
 		default:
 			if now.Before(d.due) {
@@ -160,6 +166,18 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 			sooner(d.limit)
 			left = append(left, d)
 		}
+	}
+	if slices.ContainsFunc(due, sought) {
+		// One search looks for all unknown znodes, even if some of their deletions are not due.
+		var rest []*Deletion
+		for _, d := range left {
+			if sought(d) {
+				due = append(due, d)
+			} else {
+				rest = append(rest, d)
+			}
+		}
+		left = rest
 	}
 	if len(due) > 0 || len(left) < len(ds) {
 		q.attempt(due)
@@ -186,16 +204,82 @@ func (q *deletions) next(ds []*Deletion) (left []*Deletion) {
 // The method `attempt` makes an attempt at each of ds. It sends all requests in one write.
 func (q *deletions) attempt(ds []*Deletion) {
 	var requests []conn.Request
+	var lost []*Deletion
 	for _, d := range ds {
-		if d.By == nil {
+		switch {
+		case sought(d):
+			lost = append(lost, d)
+		case d.By == nil:
 			requests = append(requests, d.request())
-			continue
+		default:
+			q.inc.Manager.Spawn(func() { d.attempted(d.By()) })
 		}
-		q.inc.Manager.Spawn(func() { d.attempted(d.By()) })
+	}
+	if len(lost) > 0 {
+		q.mu.Lock()
+		q.searching = true // only `run` begins a search, and there was none
+		q.mu.Unlock()
+		q.inc.Manager.Spawn(func() { q.search(lost) })
 	}
 	if len(requests) > 0 {
 		q.inc.newestConn().SendOrFail(requests...) // the connection may just have ended
 	}
+}
+
+// The method `search` looks for the znodes of ds. The creates of these znodes were abandoned and
+// have no reply. One round trip is enough for all of ds. The round trip begins with a write and a
+// sync, so the servers execute no abandoned create after the listings. So a znode that is not
+// listed does not exist, and never will: see [Incarnation.Find].
+func (q *deletions) search(ds []*Deletion) {
+	inc := q.inc
+	var flush, sync *pending[struct{}]
+	var listed map[string]*pending[listing] // by parent path
+	err := inc.retryAll(inc.Ctx, func(b *batch) {
+		flush = add(b, inc.flush())
+		sync, listed = add(b, syncCall(ParentPath(ds[0].Paths[0]))), make(map[string]*pending[listing])
+		for _, d := range ds {
+			if dir := ParentPath(d.Paths[0]); listed[dir] == nil {
+				listed[dir] = add(b, childrenCall(dir))
+			}
+		}
+	})
+	if err != nil {
+		err = ErrEnded // retryAll ends with no other error
+	} else if err = sync.err; OutcomeOf(flush.err) != Answered {
+		err = flush.err
+	}
+	q.mu.Lock()
+	q.searching = false // before `wait`, which rings the bell
+	q.mu.Unlock()
+	for _, d := range ds {
+		dir := ParentPath(d.Paths[0])
+		switch l := listed[dir]; {
+		case err != nil:
+			d.attempted(err)
+		case IsNoNode(l.err):
+			d.over(nil)
+		case l.err != nil:
+			d.attempted(l.err)
+		default:
+			if path := findIn(l.val.names, dir, d.guid); path == "" {
+				d.over(nil)
+			} else {
+				d.found(path)
+				q.wait(d)
+			}
+		}
+	}
+	q.ring() // there may be others to look for
+}
+
+// The function `sought` reports whether a search must find the znode of d, because the path of the
+// znode is still unknown.
+func sought(d *Deletion) bool { return d.guid != "" }
+
+// The method `found` sets the path of the znode that d deletes, when a search or a late reply has
+// shown the path.
+func (d *Deletion) found(path string) {
+	d.Paths[0], d.guid, d.err = path, "", nil
 }
 
 // The method `request` returns a request that deletes the znodes of d.

@@ -319,7 +319,7 @@ func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err er
 			}
 			if synced {
 				if q.cfg.KeepDead > 0 && !aside {
-					q.sweeper.Sweep(inc, 0)
+					q.sweeper.Sweep(inc)
 				}
 				return nil
 			}
@@ -507,7 +507,7 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 		case session.IsNoNode(err):
 			_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
 		case err == nil && len(es) == 0:
-			q.sweeper.Sweep(inc, 0)
+			q.sweeper.Sweep(inc)
 			if next := q.sweeper.Next(); again.IsZero() || next.Before(again) {
 				again = next
 			}

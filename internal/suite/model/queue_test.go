@@ -41,7 +41,7 @@ type queueModel struct {
 	requeuing int              // calls that put dead letters back, under way
 	requeued  time.Time        // when the last of them ended
 	undone    bool             // a TryRecv has ended early: what it had removed is put back, later than others
-	cuts      [][2]time.Time   // when a session was cut off
+	cuts      []queueCut       // when a session was cut off
 	txns      map[string]*bool // by marker: whether it was done; nil if that is not known
 }
 
@@ -64,6 +64,12 @@ type queueElement struct {
 	claims  []context.Context // of its deliveries
 	last    time.Time         // when the last of them began
 	leaving bool              // a Txn may have removed it, whose claim ends when the reply is there
+}
+
+// A queueCut is the session that was cut off, and when the cut ended.
+type queueCut struct {
+	id  int64
+	end time.Time
 }
 
 // Numbers are sent, and every eighth that follows has the same key; half have none.
@@ -169,15 +175,13 @@ func (m *queueModel) received(how string, v, attempt int, claim context.Context,
 	}
 }
 
-// cutOff reports whether a process may have been cut off since at for so long that
-// what it had taken was given to another.
+// cutOff reports whether the servers have ended a session that was cut off since at, so that what
+// its process had taken was given to another. The end comes one timeout after the session's last packet,
+// so it can come less than a timeout after the cut.
 func (m *queueModel) cutOff(at time.Time) bool {
-	for _, c := range m.cuts {
-		if time.Since(c[0]) > harness.Timeout+time.Second && (c[1].IsZero() || c[1].Add(harness.Timeout).After(at)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.cuts, func(c queueCut) bool {
+		return (c.end.IsZero() || c.end.Add(harness.Timeout).After(at)) && !m.r.lives(c.id)
+	})
 }
 
 // endedWithSession reports whether a delivery of e may have ended with its session.
@@ -617,13 +621,13 @@ func TestModelOfQueue(t *testing.T) {
 			m.opts = append(m.opts, zsync.WithPrefetch(1+r.rnd.IntN(4)))
 		}
 		r.denies, r.freezes = r.rnd.IntN(3) == 0, r.rnd.IntN(3) == 0
-		r.cuts = func(begin bool) {
+		r.cuts = func(id int64, begin bool) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if begin {
-				m.cuts = append(m.cuts, [2]time.Time{time.Now()})
+				m.cuts = append(m.cuts, queueCut{id: id})
 			} else {
-				m.cuts[len(m.cuts)-1][1] = time.Now()
+				m.cuts[len(m.cuts)-1].end = time.Now()
 			}
 		}
 		root := suite.Open(t, r.srv)
@@ -658,7 +662,8 @@ func TestModelOfQueue(t *testing.T) {
 		}
 		wg.Wait()
 		r.heal()
-		time.Sleep(2 * time.Minute) // what was refused is tried again
+		time.Sleep(2 * time.Minute)                                                        // what was refused is tried again
+		m.cuts = slices.DeleteFunc(m.cuts, func(c queueCut) bool { return r.lives(c.id) }) // Close ends no claim early
 		for _, s := range r.ss {
 			harness.Must(t, s.Close()) // what is held goes back
 		}

@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -40,9 +41,9 @@ type modelRun struct {
 	crowded bool        // servers often refuse a request because they are overloaded
 	barred  atomic.Bool // every transaction is refused with NoAuth, at present
 
-	cuts func(begin bool)       // is told when a session is cut off, and when no more
-	sees func(q zktest.Request) // is told of each request, from hurt on
-	bars func(q zktest.Request) // is told of each request that is refused at random
+	cuts func(id int64, begin bool) // is told when a session is cut off, and when no more
+	sees func(q zktest.Request)     // is told of each request, from hurt on
+	bars func(q zktest.Request)     // is told of each request that is refused at random
 }
 
 // models runs f with one seed after another: 40, 8 under the race detector, or
@@ -59,7 +60,7 @@ func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 	t.Parallel()
 	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(bool) {}, sees: func(zktest.Request) {}, bars: func(zktest.Request) {}}
+			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(int64, bool) {}, sees: func(zktest.Request) {}, bars: func(zktest.Request) {}}
 			for range 3 {
 				r.ss = append(r.ss, suite.Open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
@@ -173,19 +174,26 @@ func (r *modelRun) hurt(expire bool) {
 			id := r.ss[draw(len(r.ss))].ID()
 			if expire && draw(12) == 0 {
 				// Its holders must know before the servers end the session.
-				r.cuts(true)
+				r.cuts(id, true)
 				r.srv.Partition(id)
 				select {
 				case <-r.stop:
 				case <-time.After(time.Duration(draw(int(2*harness.Timeout/time.Millisecond))) * time.Millisecond):
 				}
 				r.srv.Heal(id)
-				r.cuts(false)
+				r.cuts(id, false)
 			} else {
 				r.srv.Disconnect(id)
 			}
 		}
 	})
+}
+
+// lives reports whether the servers have not ended a session.
+func (r *modelRun) lives(id int64) bool {
+	var dump strings.Builder
+	r.srv.Dump(&dump)
+	return strings.Contains(dump.String(), fmt.Sprintf("\n  %#x timeout ", id))
 }
 
 // heal ends the harm.

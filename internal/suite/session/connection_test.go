@@ -265,6 +265,33 @@ func TestARequestThatIsNeverAnsweredEndsTheConnectionThoughPingsAre(t *testing.T
 	})
 }
 
+// Followers of ZooKeeper 3.6.0 to 3.8.0 sometimes answer a request only when they receive the next
+// one: see docs/operations.md.
+func TestACallWaitsATenthOfASecondForAServerThatDozes(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		m := zsync.NewMutex(s, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		harness.Must(t, m.Unlock())
+		for range 20 {
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpPing {
+					return zktest.Pass
+				}
+				return zktest.Doze
+			})
+			start := time.Now()
+			harness.Must(t, m.Lock(t.Context()))
+			if d := time.Since(start); d > 110*time.Millisecond {
+				t.Errorf("Lock took %v", d)
+			}
+			srv.Intercept(nil)
+			harness.Must(t, m.Unlock())
+			time.Sleep(333 * time.Millisecond) // so that Lock is called at various times between two pings
+		}
+	})
+}
+
 func TestReleasesReturnWithinHalfASecondWhateverTheServersDo(t *testing.T) {
 	ways := map[string]func(srv *zktest.Server, id int64, deaf *atomic.Bool){
 		"pings alone are answered": func(srv *zktest.Server, id int64, deaf *atomic.Bool) { deaf.Store(true) },
