@@ -11,6 +11,10 @@ import (
 	"github.com/zsync/zsync/internal/timetable"
 )
 
+// This file has the options of locks, elections and groups, the layouts, and `setup`, which has the
+// options of every primitive. queueoptions.go has the other options of a Queue, and options.go
+// those of a Session.
+
 // A setup has the options of a primitive. Each primitive uses only some of the fields.
 type setup struct {
 	handoffs int

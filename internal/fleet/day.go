@@ -8,8 +8,8 @@ import (
 )
 
 // This file adds to a program the parts that only a day has: the roles of its processes, deploys
-// and restarts, and the check that every call returns soon after a fault. The file faults.go has
-// most faults.
+// and restarts, faults that are aimed at a rare state of a process, and the check that every call
+// returns soon after a fault. The file faults.go has most faults.
 
 // The type `role` is the work of some processes for the whole day.
 type role struct {

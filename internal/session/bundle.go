@@ -150,8 +150,8 @@ func getEach(ctx context.Context, paths []string, read func(ctx context.Context,
 
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
 // only the Stat. ZooKeeper 3.8.4 and 3.9.2 and newer versions refuse the Stat, too: then it is a
-// Stat for which Concealed returns true. Such a znode costs up to 128 requests, because its neighbours in `paths` are
-// then read one by one.
+// Stat for which Concealed returns true. Such a znode costs up to 128 requests, because its
+// neighbours in `paths` are then read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getVisible(ctx, paths, bundleFirst)
 }

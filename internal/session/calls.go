@@ -52,17 +52,6 @@ func isMade(made, path string, flags int32) bool {
 	return ok && rest == ""
 }
 
-// The method `flush` returns a write that changes nothing: the deletion of a znode that does not
-// exist. The leader answers writes in the order in which it has received requests. So a read after
-// that write, over the same connection, sees every earlier request of this session that the leader
-// has received. If the client has no permission for the deletion, its server may answer without the
-// leader. Then the read is only as new as the sync that the caller sends with the write.
-func (inc *Incarnation) flush() call[struct{}] {
-	c := deletion(inc.conns.Nobody, -1)
-	c.moot = true
-	return c
-}
-
 func getCall(path string) call[Node] {
 	return call[Node]{op: wire.OpGetData, path: path, take: func(s *wire.Scanner) Node { return Node{s.Data(), s.Stat()} }}
 }
@@ -88,8 +77,6 @@ func setCall(path string, data []byte, version int32) call[*zk.Stat] {
 		take: (*wire.Scanner).Stat,
 	}
 }
-
-func syncCall(path string) call[struct{}] { return call[struct{}]{op: wire.OpSync, path: path} }
 
 func aclCall(path string) call[[]zk.ACL] {
 	return call[[]zk.ACL]{op: wire.OpGetACL, path: path, take: (*wire.Scanner).ACL}

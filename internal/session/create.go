@@ -170,7 +170,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 }
 
 // RoomFor reserves room for the ephemeral znodes that `ops` create, until the caller calls `done`. It
-// returns ErrTooLarge if the session cannot have so many.
+// returns ErrTooLarge if the session cannot have so many. From the reply until `done`, a znode counts
+// twice, so another caller at that moment may be refused although there is room.
 func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), err error) {
 	var paths []string
 	for _, op := range ops {
@@ -383,7 +384,7 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
 	var path string
 	err := inc.repeat(ctx, func(*attempts) error {
-		flush, err := start(ctx, inc, inc.flush())
+		write, err := start(ctx, inc, flush(inc.conns.Nobody))
 		if err != nil {
 			return err
 		}
@@ -395,7 +396,7 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 		if err != nil && !IsNoNode(err) {
 			return err
 		}
-		if _, err = flush.Wait(ctx, inc); OutcomeOf(err) != Answered {
+		if _, err = write.Wait(ctx, inc); OutcomeOf(err) != Answered {
 			return err
 		}
 		if _, err = sync.Wait(ctx, inc); err == nil {

@@ -44,6 +44,9 @@ func logOutages(changes <-chan ConnState, over <-chan struct{}, spawn func(func(
 		began, said = time.Time{}, false
 	}
 	for {
+		// If the timer and a change are ready at once, either order is right: a message about an outage
+		// at its end is true, and so is none; and a connection that ends at the moment at which it has
+		// lasted ends the outage in both cases (see `lasted`).
 		select {
 		case <-over:
 			return

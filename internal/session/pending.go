@@ -1,6 +1,7 @@
 package session
 
-// This file has a request and its reply. request.go sends requests and waits for replies.
+// This file has a request and its reply, and the requests that the watchdog sends, too. calls.go has
+// the other requests. request.go sends requests and waits for replies.
 
 import (
 	"sync/atomic"
@@ -28,6 +29,19 @@ type call[T any] struct {
 func deletion(path string, version int32) call[struct{}] {
 	return call[struct{}]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
 }
+
+// The function `flush` returns a write that changes nothing: the deletion of `nobody`, a znode that does
+// not exist. The leader answers writes in the order in which it has received requests. So a read after
+// that write, over the same connection, sees every earlier request of this session that the leader
+// has received. If the client has no permission for the deletion, its server may answer without the
+// leader. Then the read is only as new as the sync that the caller sends with the write.
+func flush(nobody string) call[struct{}] {
+	c := deletion(nobody, -1)
+	c.moot = true
+	return c
+}
+
+func syncCall(path string) call[struct{}] { return call[struct{}]{op: wire.OpSync, path: path} }
 
 // The type `pending` is a request whose reply the caller awaits, or leaves to another function.
 type pending[T any] struct {

@@ -157,10 +157,9 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if !up {
 		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
-	c := call[struct{}]{op: wire.OpSync, path: inc.conns.Nobody}
+	c := syncCall(inc.conns.Nobody)
 	if p == lease.Quorum {
-		c = deletion(inc.conns.Nobody, -1)
-		c.moot = true
+		c = flush(inc.conns.Nobody)
 	}
 	var pause time.Duration                           // before the next inquiry
 	c.refused = func(int32) { pause = timeout / 100 } // the server may be overloaded

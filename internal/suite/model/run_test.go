@@ -3,8 +3,8 @@ package model
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -191,9 +191,7 @@ func (r *modelRun) hurt(expire bool) {
 
 // lives reports whether the servers have not ended a session.
 func (r *modelRun) lives(id int64) bool {
-	var dump strings.Builder
-	r.srv.Dump(&dump)
-	return strings.Contains(dump.String(), fmt.Sprintf("\n  %#x timeout ", id))
+	return slices.Contains(r.srv.Sessions(), id)
 }
 
 // heal ends the harm.
