@@ -185,9 +185,10 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 
 // The method `reserve` is ephemerals.reserve. But if there is no room, it first looks which of the
 // znodes exist: other clients may have deleted some. For example, any process may end the last task
-// that this process has added to a WaitGroup.
+// that this process has added to a WaitGroup. It looks once a second for all callers, so a caller
+// may wait that long.
 func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
-	e := &inc.ephemerals
+	e, asked := &inc.ephemerals, time.Now()
 	if size, err = e.reserve(paths); err == nil {
 		return size, nil
 	}
@@ -199,8 +200,12 @@ func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, 
 	case <-inc.Ctx.Done():
 		return 0, ErrEnded
 	}
-	if time.Since(e.counted) >= time.Second {
-		if err := inc.recount(ctx); err != nil {
+	if !e.counted.After(asked) {
+		err := AwaitIn(ctx, inc, time.After(time.Until(e.counted.Add(time.Second))))
+		if err == nil {
+			err = inc.recount(ctx)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}
@@ -210,7 +215,7 @@ func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, 
 // The method `recount` forgets the znodes that do not exist. No read is older than the reply that
 // has reported the creation of a znode.
 func (inc *Incarnation) recount(ctx context.Context) error {
-	e := &inc.ephemerals
+	e, began := &inc.ephemerals, time.Now()
 	e.mu.Lock()
 	paths := slices.Collect(maps.Keys(e.paths))
 	e.mu.Unlock()
@@ -223,7 +228,7 @@ func (inc *Incarnation) recount(ctx context.Context) error {
 			e.gone(paths[i])
 		}
 	}
-	e.counted = time.Now()
+	e.counted = began
 	return nil
 }
 

@@ -20,7 +20,7 @@ type ephemerals struct {
 	size  int                 // bytes of `paths`, and of the reserved paths; guarded by mu
 
 	turn    chan struct{} // has an element while a goroutine executes `recount`
-	counted time.Time     // the time of the last recount; guarded by turn
+	counted time.Time     // the begin of the last recount; guarded by turn
 }
 
 // maxEphemerals is the limit of `size`.

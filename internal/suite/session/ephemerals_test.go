@@ -249,7 +249,7 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := suite.Open(t, srv), suite.Open(t, srv)
 				suite.Create(t, other, long, "")
-				for i := range 1500 {
+				for i := range 4000 {
 					harness.Must(t, operation(t, s, other, i))
 				}
 			})
