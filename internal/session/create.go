@@ -179,6 +179,9 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 			paths = append(paths, create.Path)
 		}
 	}
+	if len(paths) > 0 {
+		paths = append(paths, ChildPath(inc.Manager.Full("/"), LogName)) // the log of the transaction
+	}
 	size, err := inc.reserve(ctx, paths)
 	return func() { inc.ephemerals.settle(size, nil) }, err
 }
@@ -189,7 +192,7 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 // may wait that long.
 func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
 	e, asked := &inc.ephemerals, time.Now()
-	if size, err = e.reserve(paths); err == nil {
+	if size, err = e.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
 		return size, nil
 	}
 	select {

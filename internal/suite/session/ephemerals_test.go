@@ -52,7 +52,7 @@ func fillWith(t *testing.T, least int, make func(t *testing.T, s *zsync.Session,
 			var all sync.WaitGroup
 			for i := range 1500 {
 				all.Go(func() {
-					create, drop := make(t, s, fmt.Sprintf("%s/%x-%d", long, s.ID(), i))
+					create, drop := make(t, s, fmt.Sprintf("%s/%x-%d", long[:851], s.ID(), i))
 					err := create()
 					mu.Lock()
 					defer mu.Unlock()
@@ -66,7 +66,7 @@ func fillWith(t *testing.T, least int, make func(t *testing.T, s *zsync.Session,
 			all.Wait()
 			wantSize(t, srv, s, least)
 			for !t.Failed() {
-				create, drop := make(t, s, fmt.Sprintf("%s/%x-%d", long, s.ID(), len(held)+1500))
+				create, drop := make(t, s, fmt.Sprintf("%s/%x-%d", long[:851], s.ID(), len(held)+1500))
 				if err := create(); err != nil {
 					harness.WantErr(t, err, zsync.ErrTooLarge)
 					break
@@ -167,6 +167,46 @@ func TestATxnCreatesNoMoreEphemeralZnodesThanServersCanDeleteAtTheEnd(t *testing
 		got := harness.Async(func() error { return m.Lock(t.Context()) })
 		harness.Must(t, m.Unlock())
 		harness.Must(t, <-got)
+	})
+}
+
+// The logs of transactions need no room. So with its logs, a session that has no room may have more than 1 MiB.
+func TestASessionWithoutRoomWritesAndClaims(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		suite.Create(t, s, "/x", "")
+		m, q := zsync.NewMutex(s, "/m"), zsync.NewQueue[int](s, "/q")
+		harness.Must(t, m.Lock(t.Context()))
+		for i := range 2 {
+			harness.Must(t, q.Send(t.Context(), i))
+		}
+		_, ok, err := q.TryRecv(t.Context()) // creates the znode of the queue's consumer
+		harness.Must(t, err)
+		for n, size := 0, len(long); size > 0; size /= 2 {
+			var err error
+			for err == nil {
+				_, err = s.Txn(t.Context(), &zk.CreateRequest{Path: fmt.Sprintf("/%s%d", long[1:size], n), Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagEphemeral})
+				n++
+			}
+			harness.WantErr(t, err, zsync.ErrTooLarge)
+		}
+		write := &zk.SetDataRequest{Path: "/x", Version: -1}
+		srv.SetLatency(time.Millisecond)
+		var all sync.WaitGroup
+		for range 20 { // at once, so each needs a log of its own
+			all.Go(func() {
+				_, err := s.Txn(t.Context(), write)
+				harness.Must(t, err)
+			})
+		}
+		all.Wait()
+		_, err = s.Txn(t.Context(), write)
+		harness.Must(t, err)
+		_, err = m.Txn(t.Context(), write)
+		harness.Must(t, err)
+		if _, ok, err = q.TryRecv(t.Context()); !ok || err != nil {
+			t.Errorf("TryRecv: %v, %v", ok, err)
+		}
 	})
 }
 
