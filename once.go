@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"weak"
 
 	"github.com/go-zookeeper/zk"
 
@@ -184,8 +182,8 @@ type mark struct {
 	path string // the full path on the server
 
 	mu      sync.Mutex
-	seen    *sight          // the mark as it was last seen, or nil; guarded by mu
-	unwatch runtime.Cleanup // gives up the watch of `seen` when the garbage collector finds the mark unused; guarded by mu
+	seen    *sight // the mark as it was last seen, or nil; guarded by mu
+	unwatch func() // leaves the watch of `seen`; guarded by mu
 }
 
 // The type `sight` is what one read saw at the path of the mark, with the watch that this read
@@ -317,25 +315,15 @@ func (k *mark) await(ctx context.Context, none *sight) error {
 }
 
 // The method `remember` replaces the remembered mark by g. If g is nil, it forgets the mark. The
-// remembered mark stays joined to its watch while k is in use. Without that, the watch would be
-// removed as idle.
-//
-// The cleanup has weak pointers. A session leads to functions of the program, such as its Observer,
-// and they may lead to k. With a strong pointer to the session, k would never be freed.
+// remembered mark stays joined to its watch while k is in use.
 func (k *mark) remember(g *sight) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if old := k.seen; old != nil {
-		k.unwatch.Stop()
-		old.inc.Watches.Leave(old.w)
+	if k.seen != nil {
+		k.unwatch()
 	}
 	if k.seen = g; g != nil {
-		inc := weak.Make(g.inc)
-		k.unwatch = runtime.AddCleanup(k, func(w weak.Pointer[conn.Watch]) {
-			if inc, w := inc.Value(), w.Value(); inc != nil && w != nil {
-				inc.Watches.Abandon(w)
-			}
-		}, weak.Make(g.w))
+		k.unwatch = session.StayJoined(k, g.inc, g.w)
 	}
 }
 

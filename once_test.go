@@ -681,21 +681,28 @@ func TestAResetWhoseReplyIsLostDoesNotDeleteALaterMark(t *testing.T) {
 	})
 }
 
-func TestAOnceThatIsGarbageLeavesItsWatch(t *testing.T) {
-	s := connectLocal(t)
-	ctx := within(t, 2*time.Minute)
-	must(t, zsync.NewOnce(s, "/o").Do(ctx, ok))
-	inc := live(t, s)
-	idle := func() bool {
-		inc.Watches.Mu.Lock()
-		defer inc.Watches.Mu.Unlock()
-		_, is := inc.Watches.Idle[conn.WatchKey{Kind: conn.WatchData, Path: "/o/done"}]
-		return is
-	}
-	for !idle() {
-		must(t, ctx.Err())
-		runtime.GC()
-		runtime.Gosched()
+func TestAOnceOrSemaphoreThatIsGarbageLeavesItsWatch(t *testing.T) {
+	for path, use := range map[string]func(context.Context, *zsync.Session) error{
+		"/o/done": func(ctx context.Context, s *zsync.Session) error { return zsync.NewOnce(s, "/o").Do(ctx, ok) },
+		"/s": func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewSemaphore(s, "/s", 2).Do(ctx, 1, ok)
+		},
+	} {
+		s := connectLocal(t)
+		ctx := within(t, 2*time.Minute)
+		must(t, use(ctx, s))
+		inc := live(t, s)
+		idle := func() bool {
+			inc.Watches.Mu.Lock()
+			defer inc.Watches.Mu.Unlock()
+			_, is := inc.Watches.Idle[conn.WatchKey{Kind: conn.WatchData, Path: path}]
+			return is
+		}
+		for !idle() {
+			must(t, ctx.Err())
+			runtime.GC()
+			runtime.Gosched()
+		}
 	}
 }
 

@@ -320,6 +320,7 @@ type quota struct {
 	limit   int64
 	version int32       // of the znode at the path
 	watch   *conn.Watch // if not nil, this watch was joined before the read, so the limit stays the same until the watch fires
+	leave   func()      // leaves the watch
 }
 
 // The method `agree` returns the stored limit. If no limit is stored, it stores ours. It returns
@@ -550,8 +551,10 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 	if err == nil && n > q.limit {
 		return nil, tooMany(n, q.limit)
 	}
-	q.watch = resized
-	m.known.Store(&q)
+	q.watch, q.leave = resized, session.StayJoined(m, inc, inc.Watches.Join(resized.Key))
+	if old := m.known.Swap(&q); old != nil {
+		old.leave()
+	}
 	m.calm.Store(err == nil && out <= q.limit-n)
 	for err == nil && out > q.limit-n {
 		if !wait {

@@ -20,6 +20,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
@@ -140,6 +141,29 @@ func TestSemaphoreCostsThreeRequestsToAcquireAndOneToRelease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A Session that uses many Semaphores keeps the watches of all, and not only of those that were used last.
+func TestEachOfManySemaphoresIsAcquiredInOneRoundTrip(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		all := make([]*zsync.Semaphore, 2*conn.MaxIdleWatches)
+		for i := range all {
+			all[i] = zsync.NewSemaphore(s, fmt.Sprintf("/s/%d", i), 2)
+			must(t, all[i].Do(t.Context(), 1, ok))
+		}
+		srv.SetLatency(time.Millisecond)
+		for range 2 {
+			for _, m := range all {
+				start := time.Now()
+				must(t, m.Acquire(t.Context(), 1))
+				if took := time.Since(start); took > time.Millisecond {
+					t.Fatalf("an Acquire of %s took %v, want one round trip of 1ms", m.Path(), took)
+				}
+				must(t, m.Release(1))
+			}
+		}
+	})
 }
 
 func TestLargeAcquireIsServedInItsTurn(t *testing.T) {

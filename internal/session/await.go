@@ -6,7 +6,9 @@ package session
 import (
 	"context"
 	"reflect"
+	"runtime"
 	"time"
+	"weak"
 
 	"github.com/go-zookeeper/zk"
 
@@ -107,6 +109,27 @@ func Offer[T any](ctx context.Context, inc *Incarnation, w *conn.Watch, out chan
 		return false, CtxErr(ctx)
 	case <-inc.Ctx.Done():
 		return false, ErrEnded
+	}
+}
+
+// StayJoined keeps a caller that has joined w joined, while `owner` is in use. Without that, w would
+// be removed as idle. The caller or the garbage collector leaves w; the caller calls `leave`.
+//
+// The cleanup has weak pointers. A session leads to functions of the program, such as its Observer,
+// and they may lead to the owner. With a strong pointer to the session, the owner would never be
+// freed.
+func StayJoined[T any](owner *T, inc *Incarnation, w *conn.Watch) (leave func()) {
+	within := weak.Make(inc)
+	cleanup := runtime.AddCleanup(owner, func(w weak.Pointer[conn.Watch]) {
+		if inc, w := within.Value(), w.Value(); inc != nil && w != nil {
+			inc.Watches.Abandon(w)
+		}
+	}, weak.Make(w))
+	return func() {
+		cleanup.Stop()
+		if inc := within.Value(); inc != nil {
+			inc.Watches.Leave(w)
+		}
 	}
 }
 
