@@ -180,7 +180,7 @@ func TestASessionWithoutRoomWritesAndClaims(t *testing.T) {
 		for i := range 2 {
 			harness.Must(t, q.Send(t.Context(), i))
 		}
-		_, ok, err := q.TryRecv(t.Context()) // creates the znode of the queue's consumer
+		_, _, err := q.TryRecv(t.Context()) // creates the znode of the queue's consumer
 		harness.Must(t, err)
 		for n, size := 0, len(long); size > 0; size /= 2 {
 			var err error
@@ -204,7 +204,7 @@ func TestASessionWithoutRoomWritesAndClaims(t *testing.T) {
 		harness.Must(t, err)
 		_, err = m.Txn(t.Context(), write)
 		harness.Must(t, err)
-		if _, ok, err = q.TryRecv(t.Context()); !ok || err != nil {
+		if _, ok, err := q.TryRecv(t.Context()); !ok || err != nil {
 			t.Errorf("TryRecv: %v, %v", ok, err)
 		}
 	})
