@@ -51,6 +51,25 @@ func TestSendIDStoresOnceAndCancelRemovesOnceWhateverIsLost(t *testing.T) {
 	})
 }
 
+func TestASendOfAKnownIDCostsFourRequestsAndOfAForgottenIDFive(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q", zsync.WithIDMemory(10*time.Second))
+		wantSentID(t, q, "a", 1, true)
+		costs := func(sent bool, want int64) {
+			t.Helper()
+			before := s.Stats().Requests
+			wantSentID(t, q, "a", 1, sent)
+			if got := s.Stats().Requests - before; got != want {
+				t.Errorf("%d requests, want %d", got, want)
+			}
+		}
+		costs(false, 4)
+		time.Sleep(20 * time.Second)
+		costs(true, 5)
+	})
+}
+
 func TestIDIsForgottenWhenItsTimeIsOverWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	loseEach(t, func(t *testing.T, srv *zktest.Server, s *zsync.Session, begin, end func()) {
