@@ -4,7 +4,7 @@ package session
 // the other requests. request.go sends requests and waits for replies.
 
 import (
-	"sync/atomic"
+	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
@@ -50,7 +50,9 @@ type pending[T any] struct {
 	err  error
 	call call[T]
 	scan wire.Scanner // of the reply; a field to save an allocation
-	heir atomic.Pointer[func()]
+
+	mu   sync.Mutex
+	heir func() // called once after Done is closed: see `then`; guarded by mu
 }
 
 func newPending[T any](c call[T]) *pending[T] {
@@ -111,7 +113,9 @@ func (p *pending[T]) Fail(err error) {
 // f, so f must not block. f is called at the latest when the session has ended and its connection
 // is down: then a request without a reply fails. A request has at most one f.
 func (p *pending[T]) then(f func()) {
-	p.heir.Store(&f)
+	p.mu.Lock()
+	p.heir = f
+	p.mu.Unlock()
 	if IsClosed(p.Done) {
 		p.handOn()
 	}
@@ -122,7 +126,11 @@ func (p *pending[T]) then(f func()) {
 // whichever of Finish and p.then comes later calls handOn. At that time, `heir` is stored and
 // p.Done is closed. If both call handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
-	if f := p.heir.Swap(nil); f != nil {
-		(*f)()
+	p.mu.Lock()
+	f := p.heir
+	p.heir = nil
+	p.mu.Unlock()
+	if f != nil {
+		f()
 	}
 }
