@@ -143,6 +143,21 @@ func TestSemaphoreCostsThreeRequestsToAcquireAndOneToRelease(t *testing.T) {
 	}
 }
 
+func TestTheFirstAcquireTakesFiveRoundTripsAndThirteenOnANewPath(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		for _, want := range []time.Duration{13 * time.Millisecond, 5 * time.Millisecond} {
+			m := zsync.NewSemaphore(open(t, srv), "/s", 2)
+			srv.SetLatency(time.Millisecond)
+			start := time.Now()
+			must(t, m.Acquire(t.Context(), 1))
+			if took := time.Since(start); took != want {
+				t.Errorf("the first Acquire took %v with a round trip of 1ms, want %v", took, want)
+			}
+			srv.SetLatency(0)
+		}
+	})
+}
+
 // A Session that uses many Semaphores keeps the watches of all, and not only of those that were used last.
 func TestEachOfManySemaphoresIsAcquiredInOneRoundTrip(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
