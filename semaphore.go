@@ -47,8 +47,8 @@ import (
 //
 // # Cost
 //
-// Acquire of free permits takes 1 round trip if no contender waits, and so does Release. One behind
-// contenders takes 4. The first Acquire takes 5, or 13 if the path is new.
+// Acquire of free permits takes 1 round trip if no contender waits, as does Release. Behind
+// contenders, it takes 4. The first takes 5; on a new path, 13.
 //
 // # Znodes
 //
