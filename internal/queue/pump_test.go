@@ -129,3 +129,21 @@ func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
 		}
 	})
 }
+
+// A consumer is offered the only element, and leaves without it. Another consumer, which waits, gets it at once.
+func TestAnElementThatIsPutBackWakesAnotherConsumer(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		q := queueAt(open(t, zktest.Start(t)), "/q")
+		send(t, q, "x")
+		c1, c2 := q.Join(t.Context(), Joining{}), q.Join(harness.Within(t, time.Minute), Joining{})
+		defer c2.Leave()
+		it, err := c1.Next()
+		harness.Must(t, err)
+		next := harness.Async(func() error { _, err := c2.Next(); return err })
+		time.Sleep(time.Second)
+		harness.PendingStill(t, next)
+		it.PutBack()
+		c1.Leave()
+		harness.Must(t, <-next)
+	})
+}
