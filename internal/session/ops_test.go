@@ -59,6 +59,28 @@ func TestTheRecallOfADeletedZnodeDoesNotReadAllOlderOnes(t *testing.T) {
 	})
 }
 
+// Of two znodes that one transaction has created with the same prefix, another client deletes the second. Recall does
+// not take the first for it.
+func TestTheRecallOfTwoZnodesOfWhichOneIsDeletedNamesNeither(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		op := &zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}
+		made, err := inc.Multi(t.Context(), op, op)
+		must(t, err)
+		stat, err := inc.Exists(t.Context(), made[0].String)
+		must(t, err)
+		recall := func() []zk.MultiResponse { return inc.Recall(t.Context(), []any{op, op}, stat.Czxid) }
+		if rs := recall(); rs[0].String != made[0].String || rs[1].String != made[1].String {
+			t.Errorf("%+v, want %+v", rs, made)
+		}
+		must(t, inc.RemoveNow(t.Context(), made[1].String))
+		if rs := recall(); rs[0].String != "" || rs[1].String != "" {
+			t.Errorf("%+v, and the second is deleted", rs)
+		}
+	})
+}
+
 // The servers replace an entry of the scheme auth by an entry for each identity of the client.
 func TestTheGrowthOfAnACLCountsEveryIdentityOfTheClient(t *testing.T) {
 	all := Config{
