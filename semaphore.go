@@ -48,7 +48,7 @@ import (
 // # Cost
 //
 // Acquire of free permits takes 1 round trip if no contender waits, as does Release. Behind
-// contenders, it takes 4. The first takes 5; on a new path, 13.
+// others, it takes 4. The first takes 5; on a new path, 13.
 //
 // # Znodes
 //

@@ -30,13 +30,12 @@ func deletion(path string, version int32) call[struct{}] {
 	return call[struct{}]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
 }
 
-// The function `flush` returns a write that changes nothing: it deletes a znode that does not exist, at
-// the path `none`. The leader answers writes in the order in which it has received requests. So a read
-// after that write, over the same connection, sees all earlier requests of this session, if the leader
-// has received them. If the client has no permission for the deletion, its server may answer without
-// the leader. Then the read is only as new as the sync that the caller sends with the write.
-func flush(none string) call[struct{}] {
-	c := deletion(none, -1)
+// The function `flush` returns a write that changes nothing: it deletes a znode that does not exist.
+// The leader answers writes in the order in which it has received requests. A read that follows over
+// the same connection sees the results of all these requests of the session. If the client has no permission for the deletion, its server may answer without the
+// leader. Then the read is only as new as the sync that the caller sends with the write.
+func flush(nobody string) call[struct{}] {
+	c := deletion(nobody, -1)
 	c.moot = true
 	return c
 }
@@ -122,9 +121,9 @@ func (p *pending[T]) then(f func()) {
 }
 
 // handOn calls `heir`, the function that p.then has registered. Finish first closes p.Done, and then
-// calls handOn. p.then first stores `heir`. Then it calls handOn, if p.Done is closed. So
-// whichever of Finish and p.then comes later calls handOn. At that time, `heir` is stored and
-// p.Done is closed. If both call handOn, only the first takes the function.
+// calls handOn. p.then first stores `heir`, and calls handOn if p.Done is closed. So the later of
+// Finish and p.then calls handOn. At that time, `heir` is stored and p.Done is closed. If both call
+// handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
 	p.mu.Lock()
 	f := p.heir
