@@ -268,7 +268,7 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 			c.mu.Unlock()
 			err = nil
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
-			c.q.skips.Unreadable(t.name, -1, t.name, err)
+			c.q.Skips.Unreadable(t.name, -1, t.name, err)
 			err = errBarred
 		}
 		return nil, err

@@ -97,7 +97,7 @@ func (q *core) spent(it *item) bool {
 // decode, setAside returns the element to the queue instead: see [maxMisfits].
 func (q *core) setAside(it *item) {
 	e := entry{fate: Bury, reason: it.fault}
-	if it.misfit && q.skips.Misfit(it.bucket, it.seq, it.fault) != nil {
+	if it.misfit && q.Skips.Misfit(it.bucket, it.seq, it.fault) != nil {
 		e = entry{fate: Return}
 	}
 	it.c.decide(it, e)

@@ -15,7 +15,7 @@ import (
 func TestASecondLeaveWaitsForTheFirstWhileVirtualTimeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := 0
-		c := &consumer{q: &core{}, Subscriber: &Subscriber{of: &Subscribers{}, left: make(chan struct{}), over: func() {
+		c := &consumer{q: &core{}, Subscriber: &Subscriber{of: &Common{}, left: make(chan struct{}), over: func() {
 			time.Sleep(time.Second)
 			over++
 		}}}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -20,17 +19,12 @@ import (
 
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
-	DeadLetters
-	Subscribers
 	finder
-	cfg Settings
-
-	trace   *trace.Writer // trace of the claims, or nil
-	out     outbox
-	slots   *slots
-	gate    gate
-	sweeper *Sweeper
-	vetted  atomic.Pointer[session.Incarnation] // the last session in which `vet` accepted the queue
+	trace *trace.Writer // trace of the claims, or nil
+	out   outbox
+	slots slots
+	gate  gate
+	full  sync.Map // by priority, the number of the newest bucket that a response showed to be full
 
 	mu       sync.Mutex
 	push     *pump     // pump of the present consumers; guarded by mu
@@ -40,14 +34,10 @@ type core struct {
 
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
-	at := newSite(m, cfg.Path)
-	q := &core{Subscribers: Subscribers{Session: m, Queue: cfg.Path}, cfg: cfg, trace: m.Trace}
-	q.DeadLetters = DeadLetters{Manager: m, Path: cfg.Path, Dir: at.dead, Receipts: at.receipts}
-	q.finder.site, q.skips.Complain, q.finder.mark = at, q.Complain, q.mark
-	q.sweeper = NewSweeper(q.DeadLetters, cfg.KeepDead)
-	q.gate.site, q.gate.limit, q.gate.order, q.gate.turn = at, cfg.MaxLen, make(chan struct{}, 1), make(chan struct{}, 1)
-	q.slots = &slots{site: at, known: make(map[slot]string)}
-	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
+	q := &core{finder: finder{Common: NewCommon(m, cfg, nil)}, trace: m.Trace}
+	q.finder.mark, q.out.core = q.mark, q
+	q.gate = gate{Common: q.Common, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	q.slots = slots{site: q.site, known: make(map[string]string)}
 	return q
 }
 
@@ -59,7 +49,7 @@ func (q *core) check(it *item) {
 		it.fault = fault
 		return
 	}
-	q.skips.Fits()
+	q.Skips.Fits()
 	if n := q.cfg.MaxAttempts; n > 0 && it.attempts >= n {
 		it.fault = fmt.Errorf("delivered %d times without success", it.attempts)
 	}
@@ -80,23 +70,18 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 // The method `commit` applies `ops` in one transaction, exactly once, even if sessions end during
 // the call.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return txns.Across(ctx, q.m, q.receipts, ops)
+	return txns.Across(ctx, q.m, q.Receipts, ops)
 }
 
 // The method `vet` returns an error if a parent znode of the queue lets other clients change the
 // znodes below that parent. It also creates missing parent znodes, so that no other client creates
-// one between this check and the use of the znode. It checks the queue once in each session. If the
-// Session has no ACL of its own, `vet` does nothing.
-func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
-	if q.vetted.Load() == inc {
-		return nil
-	}
-	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.dead} {
+// one between this check and the use of the znode. If the Session has no ACL of its own, `vet` does nothing.
+func (q site) vet(ctx context.Context, inc *session.Incarnation) error {
+	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.Dead} {
 		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
 			return err
 		}
 	}
-	q.vetted.Store(inc)
 	return nil
 }
 

@@ -190,8 +190,7 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 		return true, due, nil
 	}
 	p.spread = 1 // no element is free, so no consumer competes for one
-	q.sweeper.Sweep(inc)
-	return false, earlier(q.sweeper.Next(), p.found.due), nil
+	return false, earlier(q.Sweep(inc), p.found.due), nil
 }
 
 func (p *pump) leavePlace() {

@@ -404,7 +404,7 @@ func (p *pump) fetch(c *claimant, items []*item, read func() ([]session.Node, er
 			c.dropLocked(it, true)
 		case hidden(n):
 			c.enterLocked(it, entry{fate: Return})
-			defer p.q.skips.Unreadable(it.bucket, it.seq, it.key(), errHidden)
+			defer p.q.Skips.Unreadable(it.bucket, it.seq, it.key(), errHidden)
 		default:
 			it.read(n)
 			ours = append(ours, it)

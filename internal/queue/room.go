@@ -19,8 +19,7 @@ import (
 // counts the elements at most once in the time countEvery. Between two counts, it adds only the
 // elements that it sends itself, so the elements of other producers can exceed the limit.
 type gate struct {
-	site
-	limit int           // 0: no limit
+	*Common
 	order chan struct{} // a Send puts a token in before it may wait, and takes it out after: so Sends keep their order
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 	full  atomic.Bool   // the Send with the token of `order` waits for room
@@ -46,7 +45,7 @@ const (
 // The method `enter` waits until there is room for `p`. If `hurry` is set, it returns ErrFull
 // instead of waiting. An element whose ID is known needs no room, because Send does not store it.
 func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
-	n, limit := len(p.data), g.limit
+	n, limit := len(p.data), g.cfg.MaxLen
 	switch {
 	case limit == 0:
 		return nil
@@ -106,14 +105,14 @@ func (g *gate) admit(ctx context.Context, n int) (fits bool, wait time.Duration,
 		return false, 0, session.CtxErr(ctx)
 	}
 	defer func() { <-g.turn }()
-	if time.Since(g.counted) >= countEvery || g.have+n > g.limit {
+	if time.Since(g.counted) >= countEvery || g.have+n > g.cfg.MaxLen {
 		have, buckets, err := g.count(ctx)
 		if err != nil {
 			return false, 0, err
 		}
 		g.have, g.buckets, g.counted = have, buckets, time.Now()
 	}
-	if fits = g.have+n <= g.limit; fits {
+	if fits = g.have+n <= g.cfg.MaxLen; fits {
 		g.have += n
 	}
 	return fits, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait), nil
@@ -122,9 +121,9 @@ func (g *gate) admit(ctx context.Context, n int) (fits bool, wait time.Duration,
 // The method `count` counts the elements. If there is little room, two counts in a row must be
 // equal. If the queue seems to be full, the method counts again after a sync.
 func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
-	sure := func(n int) bool { return n >= g.limit || n <= g.limit-g.limit/10-10 }
+	sure := func(n int) bool { return n >= g.cfg.MaxLen || n <= g.cfg.MaxLen-g.cfg.MaxLen/10-10 }
 	err = g.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if have, buckets, err = g.length(ctx, inc, sure); err == nil && have >= g.limit {
+		if have, buckets, err = g.length(ctx, inc, sure); err == nil && have >= g.cfg.MaxLen {
 			if err = inc.Sync(ctx, g.dir); err == nil {
 				have, buckets, err = g.length(ctx, inc, sure)
 			}

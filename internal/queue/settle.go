@@ -291,7 +291,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		case e.fate == Bury:
 			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
-					return inc.MakeDir(session.Finishing, session.Dir{Path: q.dead})
+					return inc.MakeDir(session.Finishing, session.Dir{Path: q.Dead})
 				}))
 			}
 		case e.fate == Later:

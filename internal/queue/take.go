@@ -37,7 +37,7 @@ func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) 
 	}
 	c := it.c
 	if q.check(it); it.misfit {
-		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
+		if err := q.Skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
 			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
 			return nil, false, err
 		}
@@ -98,8 +98,8 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					}
 					continue
 				case f.left == nil:
-					if q.sweeper.keep > 0 { // only to delete expired dead letters
-						q.sweeper.Sweep(inc)
+					if q.cfg.KeepDead > 0 { // only to delete expired dead letters
+						q.Sweep(inc)
 					}
 					return nil
 				}
@@ -166,7 +166,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
 					q.forget() // its consumer may have left no trace on the board
-				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
+				case q.Skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
 					return nil, err
 				default:

@@ -107,7 +107,7 @@ func (it *delivery) putBack() {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		var err error
-		if queue.Oversized(q.m, q.Receipts, create) { // another library has stored the element without a receipt, and the element is too large for a transaction with one
+		if q.Oversized(create) { // another library has stored the element without a receipt, and the element is too large for a transaction with one
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, create.Path, create.Data)
 				return err
