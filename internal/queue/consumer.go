@@ -4,16 +4,11 @@ import (
 	"cmp"
 	"context"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/session"
 )
 
 // This file offers claimed elements to the program. A consumer offers an element only while the
 // claim is confirmed. pump.go claims elements, and settle.go settles them.
-
-// errHidden is the error for an element that the client cannot read.
-var errHidden = zk.ErrNoAuth
 
 // The type `consumer` offers the elements that a pump claims.
 type consumer struct {
@@ -103,10 +98,6 @@ func (q *core) setAside(it *item) {
 	it.c.decide(it, e)
 }
 
-// The method `has` returns true if a consumer may offer an item: the claim is not lost, and the fate of
-// the item is not decided.
-func (c *claimant) has(it *item) bool { return c.held.Err() == nil && !c.settled(it) }
-
 // The following methods implement the interface Item.
 
 func (it *item) Element() Element {
@@ -129,7 +120,13 @@ func (it *item) Taken() {
 }
 
 func (it *item) Handed() {
-	it.c.handed(it)
+	c := it.c
+	c.mu.Lock()
+	if !it.posted && c.held.Err() == nil && (it.final == nil || it.final.with != nil) { // the claim is not lost, and the fate is not decided
+		it.inHand = true
+		c.q.m.Holds.Add(1)
+	}
+	c.mu.Unlock()
 	it.pump.done()
 }
 
@@ -145,7 +142,23 @@ func (it *item) SetAside() {
 	}
 }
 
-func (it *item) Context() context.Context { return it.c.context(it) }
+func (it *item) Context() context.Context {
+	c := it.c
+	c.lost()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if it.ctx == nil {
+		held := c.held
+		if it.posted {
+			held = context.Background() // the claimant may have ended since: that is no loss
+		}
+		it.ctx, it.cancel = context.WithCancelCause(held)
+		if it.posted || it.final != nil && it.final.with == nil {
+			it.cancel(it.lost)
+		}
+	}
+	return it.ctx
+}
 
 func (it *item) Settle(ctx context.Context, s Settlement) error {
 	_, err := it.c.settleNow(ctx, it, entry{fate: s.Fate, bump: !s.Untried, reason: s.Reason, due: dueAt(s.Due)})

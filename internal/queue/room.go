@@ -138,20 +138,30 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 // bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
 // result is the last count.
 func (q site) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
-	var before []tally
+	var before []int64
 	for i := 0; ; i++ {
-		all, err := q.counts(ctx, inc)
+		all, err := q.buckets(ctx, inc)
+		if err != nil {
+			return 0, 0, err
+		}
+		nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, all, bucket.text))
 		if err != nil {
 			return 0, 0, err
 		}
 		n = 0
-		for _, b := range all {
-			n += int(b.children)
+		var changes []int64 // each Pzxid changes when an element is added or removed
+		for _, b := range nodes {
+			switch {
+			case b.Concealed():
+				return 0, 0, zk.ErrNoAuth // the number of its elements is unknown
+			case b.Stat != nil:
+				n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)
+			}
 		}
-		if i > 0 && slices.Equal(all, before) || i == maxCounts || sure(n) {
-			return n, len(all), nil
+		if i > 0 && slices.Equal(changes, before) || i == maxCounts || sure(n) {
+			return n, len(changes), nil
 		}
-		before = all
+		before = changes
 	}
 }
 
@@ -171,33 +181,4 @@ func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 func (q site) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 	names, err := inc.Names(ctx, q.dir)
 	return parseBuckets(names), err
-}
-
-// The type `tally` is the number of elements in a bucket.
-type tally struct {
-	name     string
-	children int32
-	changed  int32 // changes when an element is added or removed
-}
-
-// The method `counts` returns the number of elements in each bucket. The result is not a snapshot
-// of all buckets.
-func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally, err error) {
-	buckets, err := q.buckets(ctx, inc)
-	if err != nil {
-		return nil, err
-	}
-	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
-	if err != nil {
-		return nil, err
-	}
-	for i, n := range nodes {
-		if n.Concealed() {
-			return nil, zk.ErrNoAuth // the number of its elements is unknown
-		}
-		if n.Stat != nil {
-			all = append(all, tally{buckets[i].name, n.Stat.NumChildren, n.Stat.Cversion})
-		}
-	}
-	return all, nil
 }

@@ -35,7 +35,7 @@ type item struct {
 	c        *claimant
 	pump     *pump // the pump that offers it
 	data     []byte
-	size     int       // length of `data`; valid after the method `drop`, too
+	size     int       // length of `data`; valid after `data` is dropped, too
 	attempts int       // number of deliveries before this claim
 	sent     time.Time // time of the Send, by the servers' clock
 	value    any       // decoded data
@@ -51,7 +51,7 @@ type item struct {
 	then   *entry // its fate if the servers refuse `final`, which has a load; or nil
 	lost   error  // reason of the loss, if the claimant has ended and returned the item
 
-	ctx    context.Context         // context of the claim; nil until the first call of the method `context`
+	ctx    context.Context         // context of the claim; nil until the first call of Context
 	cancel context.CancelCauseFunc // ends ctx
 }
 
@@ -63,9 +63,6 @@ func (it *item) read(n session.Node) {
 		it.sent = time.UnixMilli(it.first)
 	}
 }
-
-// The method `drop` forgets the data. No caller needs the data after the fate is carried out.
-func (it *item) drop() { it.data, it.value = nil, nil }
 
 // The type `entry` is the fate of an item.
 type entry struct {
@@ -146,17 +143,6 @@ func (c *claimant) sendLocked(e *entry) {
 	}
 }
 
-// The method `handed` records that the program has taken an item and will settle it.
-func (c *claimant) handed(it *item) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if it.final != nil && it.final.with == nil || it.posted || c.held.Err() != nil {
-		return // its fate is decided already, or the claim is lost
-	}
-	it.inHand = true
-	c.q.m.Holds.Add(1)
-}
-
 // leaveLocked ends the hold of the program on an item, and ends the context of the claim.
 func (c *claimant) leaveLocked(it *item) {
 	if it.inHand {
@@ -166,24 +152,6 @@ func (c *claimant) leaveLocked(it *item) {
 	if it.cancel != nil {
 		it.cancel(it.lost)
 	}
-}
-
-// The method `context` returns the context of a claim.
-func (c *claimant) context(it *item) context.Context {
-	c.lost()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if it.ctx == nil {
-		held := c.held
-		if it.posted {
-			held = context.Background() // the claimant may have ended since: that is no loss
-		}
-		it.ctx, it.cancel = context.WithCancelCause(held)
-		if it.posted || it.final != nil && it.final.with == nil {
-			it.cancel(it.lost)
-		}
-	}
-	return it.ctx
 }
 
 // The method `run` settles the entries in c.queue until there are none.
@@ -313,9 +281,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		}))
 	}
 	if bell {
-		ops, refused := c.bell()
-		for _, op := range ops {
-			add(op, func(*session.Incarnation, error) error { refused(); return nil })
+		for _, op := range c.bell() {
+			add(op, func(*session.Incarnation, error) error { c.mute.Store(true); return nil })
 		}
 	}
 	return steps, owners, nil

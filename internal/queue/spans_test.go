@@ -175,7 +175,7 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 		next := l.next()
 		taken := next.taken()
 		for _, e := range l.elements {
-			if owned := l.owner(e.seq) == "alive"; taken.has(e.seq) != owned {
+			if owned := l.board.lines["alive"].claimed.has(e.seq); taken.has(e.seq) != owned {
 				t.Fatalf("%d is taken: %v, want %v", e.seq, taken.has(e.seq), owned)
 			}
 			if next.tried[e.seq] != want[e.seq] {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -193,8 +195,7 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 // The type `row` is an element that `List` may yield.
 type row struct {
 	element
-	Listed
-	mark string // if the state is Claimed: the mark of the claim
+	Listed // before `fill`, its Owner is the mark of the claim
 }
 
 // pageSize is the number of elements that List reads at once.
@@ -247,10 +248,13 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 	t.elements = parseElements(t.bucket, names)
 	tried, now := t.next().tried, time.Now().UnixMilli()
 	for _, e := range t.elements {
-		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}, t.owner(e.seq)}
-		if r.mark != "" {
-			r.State = Claimed
-		} else if e.due > now {
+		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}}
+		for mark, h := range t.board.lines {
+			if h.claimed.has(e.seq) {
+				r.State, r.Owner = Claimed, mark
+			}
+		}
+		if e.due > now && r.State == Ready {
 			r.State, r.Due = Delayed, time.UnixMilli(e.due)
 		}
 		rows = append(rows, r)
@@ -264,8 +268,8 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 	var paths, marks []string
 	for _, r := range rows {
 		paths = append(paths, session.ChildPath(q.dir, r.key()))
-		if r.mark != "" {
-			marks = append(marks, session.ChildPath(q.live, r.mark)) // all rows have the same state, so all of them have a mark, or none has
+		if r.State == Claimed {
+			marks = append(marks, session.ChildPath(q.live, r.Owner)) // all rows have the same state, so all of them have a mark, or none has
 		}
 	}
 	nodes, err := inc.GetVisible(ctx, paths)
@@ -290,7 +294,7 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 		if len(marks) > 0 {
 			l.Owner = string(owners[i].Data)
 		}
-		if l.Fault = errHidden; !hidden(n) {
+		if l.Fault = zk.ErrNoAuth; !hidden(n) {
 			l.Value, l.Fault = q.cfg.Decode(l.Data)
 		}
 		ls = append(ls, l)
