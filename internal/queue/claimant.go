@@ -200,7 +200,9 @@ func (c *claimant) finish() {
 	}
 	c.returns, c.queue = nil, nil
 	c.mu.Unlock()
-	c.traceLoss(lost, loss)
+	if c.q.trace != nil && len(lost) > 0 {
+		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, lost), cmp.Or(loss, session.ErrClosed)))
+	}
 	if made && c.inc.Ctx.Err() == nil {
 		c.inc.Delete(&session.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
 	}
@@ -223,14 +225,6 @@ func (c *claimant) lost() error {
 	return nil // a claimant without claims has lost none
 }
 
-// The method `ending` returns an error if the claimant must claim nothing more.
-func (c *claimant) ending() error {
-	if c.inc.Ctx.Err() != nil {
-		return session.ErrEnded
-	}
-	return c.q.m.Failure()
-}
-
 // The method `claim` claims `es`, which are free elements of `t`. If another transaction has
 // written the bucket since `t` was read, `claim` returns no items and no error.
 //
@@ -241,10 +235,12 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	c.flush() // returned elements may come before `es` in the queue
 	done, err := c.inc.RoomFor(session.Finishing, c.check(false))
 	defer done()
-	if err := cmp.Or(c.ending(), err); err != nil {
-		return nil, err
-	}
-	if c.outdated(t, es) {
+	switch {
+	case c.inc.Ctx.Err() != nil:
+		return nil, session.ErrEnded
+	case c.q.m.Failure() != nil || err != nil:
+		return nil, cmp.Or(c.q.m.Failure(), err)
+	case c.outdated(t, es):
 		return nil, nil
 	}
 	next := c.next(t)
@@ -355,7 +351,8 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
 		n, err := c.look(session.Finishing, path)
 		late = n.Stat
-		return n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]), err
+		is, want := parseBoard(n.Data).lines[c.mark], next.lines[c.mark]
+		return late != nil && slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
 	if err == nil && rs == nil {
 		rs = []zk.MultiResponse{{Stat: late}}
@@ -679,12 +676,5 @@ func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 		t := c.traceLine(event, items)
 		t.Fate, t.Zxid, t.Blind = fate, zxid, false
 		c.q.trace.Line(t)
-	}
-}
-
-// traceLoss writes to the trace that the claims of these items are lost.
-func (c *claimant) traceLoss(items []*item, why error) {
-	if c.q.trace != nil && len(items) > 0 {
-		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, items), cmp.Or(why, session.ErrClosed)))
 	}
 }

@@ -3,6 +3,7 @@ package queue
 import (
 	"cmp"
 	"context"
+	"slices"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -132,8 +133,14 @@ func (it *item) Handed() {
 
 func (it *item) PutBack() {
 	p := it.pump
-	p.putBack(it) // from here on, another consumer can have it
-	p.done()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.offering--; p.ctx.Err() != nil { // the method `run` ends, or has ended
+		it.c.decide(it, entry{fate: Return})
+		return
+	}
+	p.ready = slices.Insert(p.ready, 0, it)
+	p.changeLocked()
 }
 
 func (it *item) SetAside() {

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -86,15 +87,14 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 // has no lines of deleted marks, and counts an attempt for each element that a deleted mark had in
 // hand. Its line "gone" lists the numbers without an element, up to the last element.
 func (t *lot) next() *board {
-	next := t.board.clone()
-	there := numbers(t.elements)
-	slices.Sort(there)
+	next := &board{maps.Clone(t.board.lines), t.board.gone, maps.Clone(t.board.tried)}
 	var gone spans
-	for from := int32(0); len(there) > 0; there = there[1:] {
-		if from < there[0] {
-			gone = append(gone, span{from, there[0] - 1})
+	from := int32(0)
+	for _, there := range spansOf(numbers(t.elements)) {
+		if from < there.a {
+			gone = append(gone, span{from, there.a - 1})
 		}
-		from = there[0] + 1
+		from = there.b + 1
 	}
 	for _, e := range t.elements {
 		for _, h := range t.dead {

@@ -88,11 +88,6 @@ type site struct {
 	Receipts, Dead string // the parents of the receipts of transactions and of the dead letters
 }
 
-func newSite(m *session.Manager, path string) site {
-	dir := m.Full(path)
-	return site{m, path, dir, dir + "-live", dir + "-senders", dir + "-ids", dir + "-receipts", dir + "-dead"}
-}
-
 // maxPost is the largest number of elements that a transaction settles.
 const maxPost = 500
 
@@ -155,7 +150,7 @@ func parseBucket(name string) (bucket, bool) {
 // precedes all elements of its priority that were sent without a delay.
 func parseBuckets(names []string) []bucket {
 	return parseAll(names, parseBucket, func(a, b bucket) int {
-		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.prio, b.prio), cmp.Compare(b.name[0], a.name[0]), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
 	})
 }
 
@@ -169,17 +164,6 @@ func parseAll[E any](names []string, parse func(name string) (E, bool), compare 
 	}
 	slices.SortFunc(es, compare)
 	return es
-}
-
-// firstIf compares two values by a property of each: true comes before false.
-func firstIf(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }
 
 // The type `element` is the parsed name of an element.

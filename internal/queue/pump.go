@@ -113,7 +113,7 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 			return nil, session.CtxErr(ctx)
 		}
 		if it := p.takeLocked(); it != nil {
-			p.pace.took(time.Now())
+			p.pace.last = time.Now()
 			if len(p.ready) <= p.ahead/2 {
 				p.changeLocked()
 			}
@@ -158,32 +158,19 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// The method `done` ends an offer. It does not wake the pump, although there may be room now. The
-// consumer wakes the pump when it calls `next` again.
+// The method `done` ends an offer. It does not wake the pump: the consumer does when it calls `next`
+// again.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.offering--
 }
 
-// putBack is called with an item that the program has not taken. The item is the next that a consumer
-// offers. At the end of `run` and after it, putBack returns the element to the queue.
-func (p *pump) putBack(it *item) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ctx.Err() != nil {
-		it.c.decide(it, entry{fate: Return})
-		return
-	}
-	p.ready = slices.Insert(p.ready, 0, it)
-	p.changeLocked()
-}
-
 // The method `run` claims elements until the last consumer has left or the Session is being closed.
 func (p *pump) run() {
 	defer close(p.over)
 	defer p.returnReady() // a consumer may have put an item back after the last session
-	defer p.cancel()      // from here on, putBack returns items to the queue
+	defer p.cancel()      // from here on, PutBack returns items to the queue
 	p.q.m.Spawn(func() {
 		select {
 		case <-p.q.m.Closing:
@@ -464,13 +451,6 @@ func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) 
 	}
 	err = p.wait(p.ctx, inc, so)
 	return room, hands, err
-}
-
-// The method `wanted` reports whether a consumer waits now, or will wait in a moment.
-func (p *pump) wanted(inc *session.Incarnation) bool {
-	limited, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
-	defer cancel()
-	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
 // The method `wait` blocks until the function `so` returns true. It calls `so` with mu held.

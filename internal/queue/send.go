@@ -68,7 +68,9 @@ func (q *core) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	}
 	limit := session.MaxPacket - q.overhead()
 	if len(b.Data) == 1 {
-		limit -= q.spare()
+		// A client that returns or requeues the element, or makes it a dead letter, needs a larger
+		// request: that request also has the paths of other znodes, which can be long.
+		limit -= 96 + 12*max(0, len(q.dir)-32)
 	}
 	if p.size > limit {
 		return nil, fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
@@ -85,11 +87,6 @@ func (q site) elementSize(data []byte) int {
 func (q site) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
-
-// The method `spare` returns the bytes that a request with one element must leave free. A client
-// that returns or requeues the element, or makes it a dead letter, needs a larger request: that
-// request also has the paths of other znodes, which can be long.
-func (q site) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // The type `outbox` stores the parcels of all goroutines, one transaction after another, in the
 // order in which they arrive. A parcel that arrives during a transaction is stored by the next

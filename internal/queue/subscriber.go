@@ -27,7 +27,9 @@ type Common struct {
 
 // NewCommon returns the Common of a queue. It does no I/O.
 func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []byte) *Common {
-	q := &Common{site: newSite(m, cfg.Path), cfg: cfg, unframe: unframe}
+	dir := m.Full(cfg.Path)
+	at := site{m, cfg.Path, dir, dir + "-live", dir + "-senders", dir + "-ids", dir + "-receipts", dir + "-dead"}
+	q := &Common{site: at, cfg: cfg, unframe: unframe}
 	q.Skips.Complain = q.Complain
 	return q
 }
