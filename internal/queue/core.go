@@ -19,12 +19,11 @@ import (
 
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
+	*Common
 	finder
-	trace *trace.Writer // trace of the claims, or nil
+	producer
 	out   outbox
-	slots slots
-	gate  gate
-	full  sync.Map // by priority, the number of the newest bucket that a response showed to be full
+	trace *trace.Writer // trace of the claims, or nil
 
 	mu       sync.Mutex
 	push     *pump     // pump of the present consumers; guarded by mu
@@ -34,10 +33,11 @@ type core struct {
 
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
-	q := &core{finder: finder{Common: NewCommon(m, cfg, nil)}, trace: m.Trace}
-	q.finder.mark, q.out.core = q.mark, q
-	q.gate = gate{Common: q.Common, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
-	q.slots = slots{site: q.site, known: make(map[string]string)}
+	at := NewCommon(m, cfg, nil)
+	q := &core{Common: at, producer: producer{Common: at}, trace: m.Trace}
+	q.finder.Common, q.finder.mark, q.out.producer = at, q.mark, &q.producer
+	q.gate = gate{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	q.slots = slots{site: at.site, known: make(map[string]string)}
 	return q
 }
 
@@ -71,18 +71,6 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 // the call.
 func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return txns.Across(ctx, q.m, q.Receipts, ops)
-}
-
-// The method `vet` returns an error if a parent znode of the queue lets other clients change the
-// znodes below that parent. It also creates missing parent znodes, so that no other client creates
-// one between this check and the use of the znode. If the Session has no ACL of its own, `vet` does nothing.
-func (q site) vet(ctx context.Context, inc *session.Incarnation) error {
-	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.Dead} {
-		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // The function `synced` sends a sync request, then calls `f` and returns the result of `f`. If the

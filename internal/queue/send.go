@@ -45,8 +45,16 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
+// The type `producer` has what all outboxes of a Queue value share.
+type producer struct {
+	*Common
+	slots slots
+	gate  gate
+	full  sync.Map // by priority, the number of the newest bucket that a response showed to be full
+}
+
 // The method `parcel` returns the parcel of the batch `b`.
-func (q *core) parcel(ctx context.Context, b Batch) (*parcel, error) {
+func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
 		p.prio = (q.cfg.Priorities - 1) / 2
@@ -95,7 +103,7 @@ func (q site) overhead() int {
 // A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
 // elements instead. Their absence would prove nothing, because consumers may have removed them.
 type outbox struct {
-	*core
+	*producer
 
 	mu      sync.Mutex
 	waiting []*parcel // guarded by mu
@@ -206,6 +214,21 @@ func (o *outbox) post(group []*parcel) error {
 	return err
 }
 
+// The type `load` has the operations and sends of a program in one transaction. The transaction can
+// also remove an element. Until it is applied, the element stays in hand: a refused load changes
+// nothing.
+type load struct {
+	m     *session.Manager
+	ops   []any       // the program's own operations, with paths as the servers know them
+	sends []*shipment // one for each queue; each of the program has an outbox of its own, so that it keeps its knowledge of the queue from the first attempt to the last
+	size  int         // upper bound, in bytes
+
+	// The fields below are for a load that removes an element.
+
+	at int                // index of its first operation in the transaction
+	rs []zk.MultiResponse // responses to the program's operations
+}
+
 // The type `shipment` has all elements that one transaction sends to one queue. Two shipments to a
 // queue could fail: each checks the version of the tail, and the first could change the version that
 // the second checks.
@@ -217,6 +240,60 @@ type shipment struct {
 
 	steps []step
 	tails map[int]*tail // by priority, as the `steps` leave them
+}
+
+// The method `apply` applies the load with the function `commit`. It cures the refusals of steps that
+// store elements. It returns the responses to the program's operations.
+func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
+	for {
+		var steps []step
+		err := x.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			steps, err = x.steps(inc)
+			return err
+		})
+		if err != nil || len(steps) == 0 {
+			return nil, err
+		}
+		rs, err := commit(opsOf(steps))
+		if err == nil {
+			return x.answered(rs), nil
+		}
+		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
+		i := session.FailedOp(rs)
+		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
+			for _, s := range x.sends {
+				s.o.forget() // the transaction may have been applied, and then the versions have changed
+			}
+			return rs[:min(len(rs), len(x.ops))], err
+		}
+		if err := x.m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
+			return nil, err // not the error of the refusal, which would mean that an operation of the program was at fault
+		}
+	}
+}
+
+// The method `steps` returns the steps of one attempt.
+func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
+	for _, op := range x.ops {
+		steps = append(steps, step{op, incurable})
+	}
+	for _, s := range x.sends {
+		if err := s.build(inc); err != nil {
+			return nil, err
+		}
+		s.at = len(steps)
+		steps = append(steps, s.steps...)
+	}
+	return steps, nil
+}
+
+// The method `answered` is called with the responses to the steps, after the load was applied. It
+// returns the responses to the program's operations.
+func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
+	for _, s := range x.sends {
+		s.learn(rs[s.at : s.at+len(s.steps)])
+	}
+	return x.m.BareResponses(rs[:len(x.ops)])
 }
 
 // The method `build` sets g.steps to the transaction of one attempt. It uses the buckets that the

@@ -34,6 +34,19 @@ func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []b
 	return q
 }
 
+// The method `vet` returns an error if a parent znode of the queue lets other clients change the
+// znodes below that parent. It also creates missing parent znodes, so that no other client creates
+// one between this check and the use of the znode. If the Session has no ACL of its own, `vet` does
+// nothing.
+func (q site) vet(ctx context.Context, inc *session.Incarnation) error {
+	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.Dead} {
+		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // A Subscriber is the part of a Consumer that all layouts share.
 type Subscriber struct {
 	Ctx    context.Context

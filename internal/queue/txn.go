@@ -14,21 +14,6 @@ import (
 // This file applies a program's own operations, and its sends to queues, in one transaction: all or
 // none. settle.go removes elements, and send.go stores them.
 
-// The type `load` has the operations and sends of a program in one transaction. The transaction can
-// also remove an element. Until it is applied, the element stays in hand: a refused load changes
-// nothing.
-type load struct {
-	m     *session.Manager
-	ops   []any       // the program's own operations, with paths as the servers know them
-	sends []*shipment // one for each queue; each of the program has an outbox of its own, so that it keeps its knowledge of the queue from the first attempt to the last
-	size  int         // upper bound, in bytes
-
-	// The fields below are for a load that removes an element.
-
-	at int                // index of its first operation in the transaction
-	rs []zk.MultiResponse // responses to the program's operations
-}
-
 // newLoad returns the load of `ops`. Each element of `ops` is a request for go-zookeeper's Multi,
 // or an *Outgoing. newLoad fails if the operations need more than `limit` bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
@@ -65,11 +50,11 @@ func (x *load) send(q *core, p *parcel, op int) {
 	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.o.dir == q.dir })
 	if i < 0 {
 		i, x.size = len(x.sends), x.size+q.overhead()
-		x.sends = append(x.sends, &shipment{o: &outbox{core: q, brief: true}, op: op})
+		x.sends = append(x.sends, &shipment{o: &outbox{producer: &q.producer, brief: true}, op: op})
 	}
 	s := x.sends[i]
 	if s.group = append(s.group, p); s.o.cfg.MaxLen == 0 {
-		s.o.core = q // the first with a limit, if there is one
+		s.o.producer = &q.producer // the first with a limit, if there is one
 	}
 }
 
@@ -92,30 +77,6 @@ func (x *load) awaitRoom(ctx context.Context, home string) error {
 		}
 	}
 	return nil
-}
-
-// The method `steps` returns the steps of one attempt.
-func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
-	for _, op := range x.ops {
-		steps = append(steps, step{op, incurable})
-	}
-	for _, s := range x.sends {
-		if err := s.build(inc); err != nil {
-			return nil, err
-		}
-		s.at = len(steps)
-		steps = append(steps, s.steps...)
-	}
-	return steps, nil
-}
-
-// The method `answered` is called with the responses to the steps, after the load was applied. It
-// returns the responses to the program's operations.
-func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
-	for _, s := range x.sends {
-		s.learn(rs[s.at : s.at+len(s.steps)])
-	}
-	return x.m.BareResponses(rs[:len(x.ops)])
 }
 
 // The method `add` adds the steps of `x` to a transaction.
@@ -197,36 +158,6 @@ func strip(m *session.Manager, ops []any) {
 			op.Path = m.Bare(op.Path)
 		case *zk.CheckVersionRequest:
 			op.Path = m.Bare(op.Path)
-		}
-	}
-}
-
-// The method `apply` applies the load with the function `commit`. It cures the refusals of steps that
-// store elements. It returns the responses to the program's operations.
-func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
-	for {
-		var steps []step
-		err := x.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			steps, err = x.steps(inc)
-			return err
-		})
-		if err != nil || len(steps) == 0 {
-			return nil, err
-		}
-		rs, err := commit(opsOf(steps))
-		if err == nil {
-			return x.answered(rs), nil
-		}
-		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
-		i := session.FailedOp(rs)
-		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
-			for _, s := range x.sends {
-				s.o.forget() // the transaction may have been applied, and then the versions have changed
-			}
-			return rs[:min(len(rs), len(x.ops))], err
-		}
-		if err := x.m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
-			return nil, err // not the error of the refusal, which would mean that an operation of the program was at fault
 		}
 	}
 }

@@ -73,17 +73,18 @@ func (q *engine) makeQueue(ctx context.Context) error {
 }
 
 func (q *engine) Send(ctx context.Context, b queue.Batch) error {
-	prio := b.Priority
+	name := q.plain
 	switch {
 	case !b.Due.IsZero(), b.ID != "", b.Keys != nil:
 		return q.lacks("a delay, an ID or a key")
 	case q.cfg.Priorities == 1:
-		prio = -1
-	case prio == queue.Middle:
-		prio = (q.cfg.Priorities - 1) / 2
+	case b.Priority == queue.Middle:
+		name = fmt.Sprintf(q.ranked, (q.cfg.Priorities-1)/2)
+	default:
+		name = fmt.Sprintf(q.ranked, b.Priority)
 	}
 	var ops []any
-	path := session.ChildPath(q.dir, q.name(prio))
+	path := session.ChildPath(q.dir, name)
 	size := 2 * q.m.SizeOf(q.Receipts, make([]byte, 64))
 	for _, data := range b.Data {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: q.frame(data), Acl: q.m.Config.ACL, Flags: zk.FlagSequence})
