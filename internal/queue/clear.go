@@ -66,7 +66,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 		if err != nil || len(ops) == 0 {
 			return false, err
 		}
-		if _, err = q.commit(ctx, ops); !outrun(err) {
+		if _, err = q.Commit(ctx, ops); !outrun(err) {
 			return err == nil, err
 		}
 		// A remembered listing may show an element that was removed and left no trace on its board.

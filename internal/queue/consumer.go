@@ -16,29 +16,16 @@ type consumer struct {
 	*Subscriber
 	Joining
 	q *core
-	p *pump // nil if the consumer's context had ended before Join
+	p *pump
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	c := &consumer{Subscriber: q.Enter(ctx, o), Joining: o, q: q}
-	if c.Ctx.Err() == nil {
-		c.p = q.join(&q.push, q.cfg.Prefetch)
-	}
-	return c
+	return &consumer{q.Enter(ctx, o), o, q, q.join(&q.push, q.cfg.Prefetch)}
 }
 
-func (c *consumer) Leave() {
-	c.Part(func() {
-		if c.p != nil {
-			c.p.leave()
-		}
-	})
-}
+func (c *consumer) Leave() { c.Part(c.p.leave) }
 
 func (c *consumer) Next() (Item, error) {
-	if c.p == nil {
-		return nil, session.CtxErr(c.Ctx)
-	}
 	for {
 		it, err := c.p.next(c.Ctx, 1, c.Hand, c.Faults)
 		if err != nil {

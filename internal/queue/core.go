@@ -10,7 +10,6 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // This file creates the engine of zsync's own layout, and has the parts that the other files share:
@@ -37,7 +36,7 @@ func New(m *session.Manager, cfg Settings) Engine {
 	q := &core{Common: at, producer: producer{Common: at}, trace: m.Trace}
 	q.finder.Common, q.finder.mark, q.out.producer = at, q.mark, &q.producer
 	q.gate = gate{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
-	q.slots = slots{site: at.site, known: make(map[string]string)}
+	q.slots.site = at.site
 	return q
 }
 
@@ -65,12 +64,6 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 		return err
 	}
 	return q.out.send(p)
-}
-
-// The method `commit` applies `ops` in one transaction, exactly once, even if sessions end during
-// the call.
-func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return txns.Across(ctx, q.m, q.Receipts, ops)
 }
 
 // The function `synced` sends a sync request, then calls `f` and returns the result of `f`. If the

@@ -178,18 +178,21 @@ func (q *Common) read(ctx context.Context, name deadName) (*Letter, error) {
 	return d, err
 }
 
-// Removal returns the operations that remove d, and their size.
-func (q *Common) Removal(d *Letter) (ops []any, size int) {
+// Commit applies `ops` in one transaction, exactly once, even if sessions end during the call.
+func (q site) Commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	return txns.Across(ctx, q.m, q.Receipts, ops)
+}
+
+// Removal returns the operations that remove d.
+func (d *Letter) Removal() (ops []any) {
 	for _, path := range d.paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-		size += q.m.SizeOf(path, nil)
 	}
-	return ops, size
+	return ops
 }
 
 func (q *Common) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
-	ops, _ := q.Removal(d)
-	_, err = txns.Across(ctx, q.m, q.Receipts, ops)
+	_, err = q.Commit(ctx, d.Removal())
 	if session.IsNoNode(err) {
 		return false, nil
 	}

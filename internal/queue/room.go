@@ -106,31 +106,29 @@ func (g *gate) admit(ctx context.Context, n int) (fits bool, wait time.Duration,
 	}
 	defer func() { <-g.turn }()
 	if time.Since(g.counted) >= countEvery || g.have+n > g.cfg.MaxLen {
-		have, buckets, err := g.count(ctx)
+		// If there is little room, two counts in a row must be equal. If the queue seems to be full,
+		// it is counted again after a sync.
+		sure := func(n int) bool { return n >= g.cfg.MaxLen || n <= g.cfg.MaxLen-g.cfg.MaxLen/10-10 }
+		err := g.m.During(ctx, func(inc *session.Incarnation) error {
+			have, buckets, err := g.length(ctx, inc, sure)
+			if err == nil && have >= g.cfg.MaxLen {
+				if err = inc.Sync(ctx, g.dir); err == nil {
+					have, buckets, err = g.length(ctx, inc, sure)
+				}
+			}
+			if err == nil {
+				g.have, g.buckets, g.counted = have, buckets, time.Now()
+			}
+			return err
+		})
 		if err != nil {
 			return false, 0, err
 		}
-		g.have, g.buckets, g.counted = have, buckets, time.Now()
 	}
 	if fits = g.have+n <= g.cfg.MaxLen; fits {
 		g.have += n
 	}
 	return fits, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait), nil
-}
-
-// The method `count` counts the elements. If there is little room, two counts in a row must be
-// equal. If the queue seems to be full, the method counts again after a sync.
-func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
-	sure := func(n int) bool { return n >= g.cfg.MaxLen || n <= g.cfg.MaxLen-g.cfg.MaxLen/10-10 }
-	err = g.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if have, buckets, err = g.length(ctx, inc, sure); err == nil && have >= g.cfg.MaxLen {
-			if err = inc.Sync(ctx, g.dir); err == nil {
-				have, buckets, err = g.length(ctx, inc, sure)
-			}
-		}
-		return err
-	})
-	return have, buckets, err
 }
 
 // The method `length` counts the elements until two counts in a row are equal: then the queue had that

@@ -61,8 +61,8 @@ func (s *slots) bucket(inc *session.Incarnation, at string) (path string, err er
 func (s *slots) know(at string, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.known) >= maxSlots {
-		clear(s.known)
+	if s.known == nil || len(s.known) >= maxSlots {
+		s.known = make(map[string]string)
 	}
 	s.known[at] = name
 }

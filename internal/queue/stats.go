@@ -112,7 +112,7 @@ func (q *core) Pause(ctx context.Context) error {
 			return err
 		})
 		if err == nil {
-			_, err = q.commit(ctx, q.unpaused()[:1])
+			_, err = q.Commit(ctx, q.unpaused()[:1])
 		}
 		switch {
 		case session.IsNodeExists(err):
@@ -125,7 +125,7 @@ func (q *core) Pause(ctx context.Context) error {
 
 // Resume ends a pause.
 func (q *core) Resume(ctx context.Context) error {
-	_, err := q.commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
+	_, err := q.Commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
 	if session.IsNoNode(err) {
 		return nil
 	}

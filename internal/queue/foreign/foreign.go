@@ -19,7 +19,6 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
-	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
@@ -106,7 +105,7 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 // letters, does not exist, `commit` creates it.
 func (q *engine) commit(ctx context.Context, ops []any) error {
 	for {
-		rs, err := txns.Across(ctx, q.m, q.Receipts, ops)
+		rs, err := q.Commit(ctx, ops)
 		i := session.FailedOp(rs)
 		if i < 0 {
 			return err
@@ -420,9 +419,8 @@ func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
 	if err := q.makeQueue(ctx); err != nil { // a container of another library may have been deleted when it was empty
 		return err
 	}
-	remove, _ := q.Removal(d)
 	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
-	return q.commit(ctx, append(remove, create))
+	return q.commit(ctx, append(d.Removal(), create))
 }
 
 func (q *engine) Cancel(context.Context, string) (bool, error) { return false, q.lacks("Cancel") }
