@@ -191,12 +191,9 @@ func (d *Letter) Removal() (ops []any) {
 	return ops
 }
 
-func (q *Common) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
-	_, err = q.Commit(ctx, d.Removal())
-	if session.IsNoNode(err) {
-		return false, nil
-	}
-	return err == nil, err
+func (q *Common) Discard(ctx context.Context, d *Letter) error {
+	_, err := q.Commit(ctx, d.Removal())
+	return err
 }
 
 // placeOf parses the priority and the key in the name of a dead letter of zsync's own layout.

@@ -28,7 +28,6 @@ const secondAfter = 10 * time.Millisecond
 
 // The type `place` is a position in the line of idle consumers.
 type place struct {
-	q    *core
 	inc  *session.Incarnation
 	path string
 	roll *session.Roll // the listing that the creation has returned, or nil after `await` has used the listing
@@ -43,7 +42,7 @@ func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, err
 	dir := session.Dir{Path: q.dir + "-consumers"}
 	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(dir.Path, session.ProtectedName(guid, turnBase))}, GUID: guid, Data: q.m.Owner, List: true}
 	err := inc.CreateEphemeral(ctx, &made)
-	return &place{q: q, inc: inc, path: made.Path, roll: made.Roll}, err
+	return &place{inc: inc, path: made.Path, roll: made.Roll}, err
 }
 
 // The method `await` waits until `p` is among the first two places. The error is ErrVanished if

@@ -223,10 +223,7 @@ type load struct {
 	sends []*shipment // one for each queue; each of the program has an outbox of its own, so that it keeps its knowledge of the queue from the first attempt to the last
 	size  int         // upper bound, in bytes
 
-	// The fields below are for a load that removes an element.
-
-	at int                // index of its first operation in the transaction
-	rs []zk.MultiResponse // responses to the program's operations
+	rs []zk.MultiResponse // if it removes an element: responses to the program's operations
 }
 
 // The type `shipment` has all elements that one transaction sends to one queue. Two shipments to a

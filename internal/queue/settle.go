@@ -71,7 +71,7 @@ type entry struct {
 	bump   bool          // this delivery counts as an attempt
 	due    int64         // for Later: due time in Unix milliseconds
 	reason error         // for Bury: reason of the dead letter
-	with   *load         // for Remove: the program's operations in the same transaction, or nil
+	with   *load         // for Remove: the program's operations in the same transaction, or nil; the entry is `alone`
 	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	alone  bool          // the entry needs a transaction of its own
 	done   chan struct{}
@@ -218,7 +218,11 @@ func (c *claimant) settle(es []*entry) {
 		}
 		e := es[0]
 		if i := session.FailedOp(rs) - 1; i >= 0 {
-			e, err = owners[i], steps[i].cure(c.inc, err)
+			if e = owners[i]; e.with != nil && 0 < i && i <= len(e.with.ops) { // an operation of the program: step 0 is the deletion
+				e.with.rs = make([]zk.MultiResponse, len(e.with.ops))
+				e.with.rs[i-1].Error = err
+			}
+			err = steps[i].cure(c.inc, err)
 		} else if len(es) > 1 { // the next calls of `settle` send each entry alone, to find the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
@@ -255,7 +259,11 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
 		switch {
 		case e.with != nil:
-			err = e.with.add(c.inc, len(steps)+1, add)
+			var load []step
+			load, err = e.with.steps(c.inc)
+			for _, s := range load {
+				add(s.op, s.cure)
+			}
 		case e.fate == Bury:
 			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
@@ -329,7 +337,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		case e.with != nil && rs == nil:
 			e.with.rs = c.q.m.BareResponses(c.inc.Recall(session.Finishing, e.with.ops, zxid))
 		case e.with != nil:
-			e.with.rs = e.with.answered(rs[e.with.at:])
+			e.with.rs = e.with.answered(rs[2:]) // the first two are the check of the mark and the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.fate]
 		fates[word] = append(fates[word], e.item)

@@ -138,7 +138,7 @@ func (s *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < s.cfg.KeepDead {
 			return err
 		}
-		if _, err := s.Discard(ctx, d); err != nil {
+		if err := s.Discard(ctx, d); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}

@@ -79,24 +79,6 @@ func (x *load) awaitRoom(ctx context.Context, home string) error {
 	return nil
 }
 
-// The method `add` adds the steps of `x` to a transaction.
-func (x *load) add(inc *session.Incarnation, at int, add func(any, func(*session.Incarnation, error) error)) error {
-	steps, err := x.steps(inc)
-	x.at, x.rs = at, nil
-	for i, s := range steps {
-		cure := s.cure
-		if i < len(x.ops) {
-			cure = func(_ *session.Incarnation, err error) error {
-				x.rs = make([]zk.MultiResponse, len(x.ops))
-				x.rs[i].Error = err
-				return err
-			}
-		}
-		add(s.op, cure)
-	}
-	return err
-}
-
 func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	c := it.c
 	if ctx.Err() != nil {

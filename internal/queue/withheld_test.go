@@ -191,7 +191,7 @@ func TestSendEndsAlthoughNoTwoCountsAreEqual(t *testing.T) {
 			return zktest.Pass
 		})
 		time.Sleep(time.Second)
-		err := q.Send(harness.Within(t, 10*time.Second), Batch{Priority: Middle, Data: [][]byte{[]byte("y")}})
+		err := q.Send(harness.Within(t, 20*time.Second), Batch{Priority: Middle, Data: [][]byte{[]byte("y")}}) // 21 counts take about 9 s
 		cancel()
 		others.Wait()
 		harness.Must(t, err)
