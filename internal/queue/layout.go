@@ -323,7 +323,7 @@ func dueAt(t time.Time) int64 {
 //
 // The data of a note are the time for which the queue remembers the ID, and the bucket of the
 // element. While the note exists, the servers refuse the transaction of a second Send with this ID.
-// If a note has expired by the servers' clock, a producer replaces it. The Sweeper deletes expired
+// If a note has expired by the servers' clock, a producer replaces it. A sweep deletes expired
 // notes.
 
 // The type `note` is the parsed data of that znode.

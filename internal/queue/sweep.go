@@ -33,29 +33,29 @@ const (
 
 // Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
 // is due after that. If the servers refuse a deletion, the next sweep tries again.
-func (s *Common) Sweep(inc *session.Incarnation) (next time.Time) {
-	s.sweeping.Lock()
-	defer s.sweeping.Unlock()
-	if now := time.Now(); !now.Before(s.due) {
-		s.due = now.Add(min(max(cmp.Or(s.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
-		s.m.Spawn(func() {
-			for _, f := range []func(context.Context, *session.Incarnation) error{s.sweepReceipts, s.sweepIDs, s.sweepDead} {
+func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
+	q.sweeping.Lock()
+	defer q.sweeping.Unlock()
+	if now := time.Now(); !now.Before(q.due) {
+		q.due = now.Add(min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
+		q.m.Spawn(func() {
+			for _, f := range []func(context.Context, *session.Incarnation) error{q.sweepReceipts, q.sweepIDs, q.sweepDead} {
 				if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
-					s.sweeping.Lock()
-					s.due = time.Now()
-					s.sweeping.Unlock()
+					q.sweeping.Lock()
+					q.due = time.Now()
+					q.sweeping.Unlock()
 					return
 				}
 			}
 		})
 	}
-	return s.due
+	return q.due
 }
 
 // The method `readAll` reads the children of `dir`. It leaves out a child if `of(name)` is false for
 // the child's name. Before it reads the children, it writes `dir`. The result `now` is the Stat
 // from that write: the Mtime of that Stat is the servers' time.
-func (s *Common) readAll(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
+func (q *Common) readAll(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
 		if of(name) {
@@ -79,19 +79,19 @@ func (s *Common) readAll(ctx context.Context, inc *session.Incarnation, dir stri
 //
 // A call of SendID that finds a note also writes the shard, to read the servers' time. After any
 // write of the shard, the remaining notes of the shard wait for the next sweep.
-func (s *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
-	shards, stat, err := inc.Children(ctx, s.ids)
+func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
+	shards, stat, err := inc.Children(ctx, q.ids)
 	// In half of the time sweepEvery, the sweep of one process is enough. This machine's clock
 	// is exact enough to measure that time.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
-	if _, err := inc.Set(ctx, s.ids, nil, stat.Version); err != nil {
+	if _, err := inc.Set(ctx, q.ids, nil, stat.Version); err != nil {
 		return err // another process was faster
 	}
 	for _, shard := range shards {
-		dir := session.ChildPath(s.ids, shard)
-		paths, nodes, now, err := s.readAll(ctx, inc, dir, func(string) bool { return true })
+		dir := session.ChildPath(q.ids, shard)
+		paths, nodes, now, err := q.readAll(ctx, inc, dir, func(string) bool { return true })
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (s *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 			// The write gives the znode `ids` a new version. A producer that replaces a note checks
 			// that version. So if a producer has read one of these notes, the servers refuse the
 			// producer's transaction.
-			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
+			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: q.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
 				return err
@@ -120,12 +120,12 @@ func (s *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 
 // sweepDead deletes expired dead letters. It names no versions, because the name of a dead letter is
 // never used again.
-func (s *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error {
-	if s.cfg.KeepDead == 0 {
+func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error {
+	if q.cfg.KeepDead == 0 {
 		return nil
 	}
 	var now *zk.Stat
-	for d, err := range s.Letters(ctx) { // the oldest first
+	for d, err := range q.Letters(ctx) { // the oldest first
 		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.paths != nil {
 			err = nil // a letter that this client cannot read expires, too
 		}
@@ -133,12 +133,12 @@ func (s *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 			continue // the servers conceal its age
 		}
 		if err == nil && now == nil {
-			now, err = inc.Set(ctx, s.Dead, nil, -1) // for the servers' time
+			now, err = inc.Set(ctx, q.Dead, nil, -1) // for the servers' time
 		}
-		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < s.cfg.KeepDead {
+		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < q.cfg.KeepDead {
 			return err
 		}
-		if err := s.Discard(ctx, d); err != nil && !session.IsNoNode(err) {
+		if err := q.Discard(ctx, d); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}
@@ -153,9 +153,9 @@ func (s *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 //
 // Each deletion names the version that was read. If the process writes its receipt after that
 // read, the servers refuse the deletion.
-func (s *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
-	for _, dir := range []string{s.senders, s.Receipts} {
-		paths, nodes, now, err := s.readAll(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
+func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
+	for _, dir := range []string{q.senders, q.Receipts} {
+		paths, nodes, now, err := q.readAll(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
 		for i, n := range nodes {
 			if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
 				continue
