@@ -12,8 +12,8 @@ import (
 )
 
 // This file has the options of locks, elections and groups, the layouts, and `setup`, which has the
-// options of every primitive. queueoptions.go has the other options of a Queue, and options.go
-// those of a Session.
+// options of every primitive. queueoptions.go has the other options of a Queue, and options.go has
+// the options of a Session.
 
 // A setup has the options of a primitive. Each primitive uses only some of the fields.
 type setup struct {
@@ -38,7 +38,7 @@ type setup struct {
 	err error // the error of an option
 }
 
-// The method `allow` sets the error of c if its layout is not one of `layouts`.
+// The method `allow` sets the error of c unless `layouts` contains its layout.
 func (c *setup) allow(of string, layouts ...Layout) {
 	if c.err == nil && !slices.Contains(layouts, c.layout) {
 		c.err = session.Invalid("WithLayout(%v): %s has no such layout", c.layout, of)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -27,6 +28,7 @@ type conn struct {
 	done   chan struct{} // closed by `kill`
 	killed sync.Once
 
+	frame []byte    // buffer for packets; only the reader uses it
 	reply []byte    // buffer for replies; only the reader uses it
 	ops   []Request // buffer for decoding multis; only the reader uses it
 
@@ -167,8 +169,8 @@ func (c *conn) next() bool {
 	return c.carryOut(&r)
 }
 
-// readFrame reads a packet. The buffer for a large packet grows only as bytes arrive, because the
-// client may send a wrong length.
+// readFrame reads a packet, which is valid until the next call. The buffer for a large packet grows
+// only as bytes arrive, because the client may send a wrong length.
 func (c *conn) readFrame() ([]byte, bool) {
 	length, err := c.r.Peek(4)
 	if err != nil {
@@ -180,7 +182,10 @@ func (c *conn) readFrame() ([]byte, bool) {
 		return nil, false
 	}
 	const step = 64 << 10
-	frame := make([]byte, min(n, step))
+	if cap(c.frame) > outputHigh {
+		c.frame = nil
+	}
+	frame := slices.Grow(c.frame[:0], min(n, step))[:min(n, step)]
 	for read := 0; ; {
 		m, err := io.ReadFull(c.r, frame[read:])
 		if err != nil {
@@ -188,6 +193,7 @@ func (c *conn) readFrame() ([]byte, bool) {
 		}
 		read += m
 		if read == n {
+			c.frame = frame
 			return frame, true
 		}
 		frame = append(frame, make([]byte, min(n-read, len(frame)))...)

@@ -357,11 +357,11 @@ func (m *member) advance() {
 				return
 			}
 		}
-		m.commits = m.commits[1:]
+		shift(&m.commits)
 		if n.answer == nil {
 			m.apply()
 		} else if len(m.writes) > 0 && m.writes[0] == n.answer { // false if m has lost that leader since then
-			m.writes = m.writes[1:]
+			shift(&m.writes)
 			n.answer.body = appendString(nil, n.answer.r.Path)
 			n.answer.finish()
 		}
@@ -391,8 +391,7 @@ func (m *member) asked(x *txn) *pending {
 	if session, xid := x.request(); p.who.session != session || p.r.Xid != xid {
 		return nil
 	}
-	m.writes = m.writes[1:]
-	return p
+	return shift(&m.writes)
 }
 
 // The method `request` returns the session and the xid by which followers identify x. The xid is 0
@@ -407,8 +406,7 @@ func (x *txn) request() (session int64, xid int32) {
 // The method `apply` applies the first transaction of the log and fires the watches. If a client of
 // m sent the request of the transaction, the method answers that request.
 func (m *member) apply() {
-	x := m.logged[0]
-	m.logged = m.logged[1:]
+	x := shift(&m.logged)
 	s, t := m.s, m.s.leader.tree
 	p := m.asked(x)
 	body := p.start(x)
@@ -585,7 +583,7 @@ func (x *session) drain() {
 		if p.waits && !p.done {
 			return
 		}
-		x.queue = x.queue[1:]
+		shift(&x.queue)
 		if p.c != nil && !p.c.closing {
 			p.c.settle(p)
 		}

@@ -85,6 +85,8 @@ type stream struct {
 
 	writerClosed, readerClosed bool
 	readBy, writeBy            time.Time // deadlines; zero: none
+
+	alarm *time.Timer // broadcasts `changed` at the next deadline; nil: no wait had a deadline
 }
 
 func newStream() *stream {
@@ -115,7 +117,7 @@ func (s *stream) read(b []byte) (int, error) {
 		case s.writerClosed:
 			return 0, io.EOF
 		}
-		s.wait(s.readBy)
+		s.wait()
 	}
 }
 
@@ -147,20 +149,29 @@ func (s *stream) write(b []byte) (int, error) {
 			}
 			continue
 		}
-		s.wait(s.writeBy)
+		s.wait()
 	}
 }
 
-// The method `wait` waits for a change of s or for the deadline. The caller holds s.mu.
-func (s *stream) wait(deadline time.Time) {
-	if !deadline.IsZero() {
-		timer := time.AfterFunc(time.Until(deadline), func() {
-			// The waiter holds s.mu until it sleeps, so it does not miss the broadcast.
+// The method `wait` waits for a change of s or for a deadline. The caller holds s.mu.
+func (s *stream) wait() {
+	var due time.Time
+	for _, t := range []time.Time{s.readBy, s.writeBy} {
+		if !t.IsZero() && !expired(t) && (due.IsZero() || t.Before(due)) {
+			due = t
+		}
+	}
+	switch {
+	case due.IsZero():
+	case s.alarm == nil:
+		s.alarm = time.AfterFunc(time.Until(due), func() {
+			// A waiter holds s.mu until it sleeps, so it does not miss the broadcast.
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.changed.Broadcast()
 		})
-		defer timer.Stop()
+	default:
+		s.alarm.Reset(time.Until(due))
 	}
 	s.changed.Wait()
 }
@@ -176,7 +187,7 @@ func (s *stream) closeWriter() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.writerClosed = true
-	s.changed.Broadcast()
+	s.closed()
 }
 
 func (s *stream) closeReader() {
@@ -184,6 +195,14 @@ func (s *stream) closeReader() {
 	defer s.mu.Unlock()
 	s.readerClosed = true
 	s.buf, s.off = nil, 0
+	s.closed()
+}
+
+// The method `closed` wakes all waiters, which wait no more.
+func (s *stream) closed() {
+	if s.alarm != nil {
+		s.alarm.Stop()
+	}
 	s.changed.Broadcast()
 }
 

@@ -291,8 +291,7 @@ func (ld *leadership) propose(x *txn) {
 func (ld *leadership) ack(m *member, x *txn) {
 	x.acks |= 1 << m.index
 	for len(ld.proposed) > 0 && ld.agreed(ld.proposed[0]) {
-		x := ld.proposed[0]
-		ld.proposed = ld.proposed[1:]
+		x := shift(&ld.proposed)
 		for _, f := range ld.m.e.members {
 			if t := ld.ties[f]; t != nil {
 				t.toFollower(func() { f.hear(nil) })

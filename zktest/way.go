@@ -9,7 +9,7 @@ import (
 // member.go and quorum.go have the messages.
 
 // The type `agenda` is a heap of the timed events of an ensemble.
-type agenda []event
+type agenda []*event
 
 type event struct {
 	at time.Time
@@ -22,11 +22,11 @@ func (a agenda) Less(i, j int) bool {
 	return a[i].at.Before(a[j].at) || a[i].at.Equal(a[j].at) && a[i].n < a[j].n
 }
 func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a *agenda) Push(x any)   { *a = append(*a, x.(event)) }
+func (a *agenda) Push(x any)   { *a = append(*a, x.(*event)) }
 func (a *agenda) Pop() any {
 	last := len(*a) - 1
 	x := (*a)[last]
-	(*a)[last] = event{}
+	(*a)[last] = nil
 	*a = (*a)[:last]
 	return x
 }
@@ -34,7 +34,7 @@ func (a *agenda) Pop() any {
 // The method `at` schedules a call of `do` at the time t. Ensemble.mu is held while `do` runs.
 func (e *Ensemble) at(t time.Time, do func()) {
 	e.nth++
-	heap.Push(&e.agenda, event{t, e.nth, do})
+	heap.Push(&e.agenda, &event{t, e.nth, do})
 	if e.armed.IsZero() || t.Before(e.armed) {
 		e.armed = t
 		poke(e.wake)
@@ -49,7 +49,7 @@ func (e *Ensemble) run() {
 	for {
 		e.mu.Lock()
 		for !e.closed && len(e.agenda) > 0 && !e.agenda[0].at.After(time.Now()) {
-			heap.Pop(&e.agenda).(event).do()
+			heap.Pop(&e.agenda).(*event).do()
 		}
 		var due <-chan time.Time
 		e.armed = time.Time{}
@@ -74,7 +74,7 @@ type way struct {
 	to      *member
 	delay   time.Duration
 	cut     bool
-	parcels []*parcel // the messages that have not arrived, in order
+	parcels []parcel  // the messages that have not arrived, in order
 	last    time.Time // the arrival of the last parcel
 }
 
@@ -88,10 +88,9 @@ type parcel struct {
 // The method `send` schedules a call of `open` by the receiving member, after the delay and after
 // all earlier parcels.
 func (w *way) send(open func()) {
-	p := &parcel{held: w.cut, open: open}
-	w.parcels = append(w.parcels, p)
-	if !p.held {
-		w.schedule(p)
+	w.parcels = append(w.parcels, parcel{held: w.cut, open: open})
+	if !w.cut {
+		w.schedule(&w.parcels[len(w.parcels)-1])
 	}
 }
 
@@ -107,26 +106,36 @@ func (w *way) schedule(p *parcel) {
 // The method `deliver` delivers the parcels that are due.
 func (w *way) deliver() {
 	for len(w.parcels) > 0 && !w.parcels[0].held && !w.parcels[0].at.After(time.Now()) {
-		p := w.parcels[0]
-		w.parcels = w.parcels[1:]
-		w.to.receive(p.open)
+		w.to.receive(shift(&w.parcels).open)
 	}
+}
+
+// The function `shift` removes the first element of a queue, and returns it. If the queue is empty
+// after that, it uses the same memory again.
+func shift[T any](queue *[]T) T {
+	q := *queue
+	first := q[0]
+	clear(q[:1])
+	if *queue = q[1:]; len(q) == 1 {
+		*queue = q[:0]
+	}
+	return first
 }
 
 // The method `shut` cuts the way. If `lose` is true, the cut also stops the parcels that are
 // already on the way.
 func (w *way) shut(lose bool) {
 	w.cut = true
-	for _, p := range w.parcels {
-		p.held = p.held || lose
+	for i := range w.parcels {
+		w.parcels[i].held = w.parcels[i].held || lose
 	}
 }
 
 // The method `open` ends a cut. The parcels that the cut has stopped arrive after the delay.
 func (w *way) open() {
 	w.cut = false
-	for _, p := range w.parcels {
-		if p.held {
+	for i := range w.parcels {
+		if p := &w.parcels[i]; p.held {
 			p.held = false
 			w.schedule(p)
 		}

@@ -51,9 +51,12 @@ func (d *decoder) int64() int64 {
 	return int64(binary.BigEndian.Uint64(p))
 }
 
-// The method `buffer` reads a byte buffer, and returns it as a slice of the packet. For the length
-// -1 it returns nil, because ZooKeeper distinguishes null from empty.
-func (d *decoder) buffer() []byte {
+// The method `buffer` reads a byte buffer, and returns a copy. For the length -1 it returns nil,
+// because ZooKeeper distinguishes null from empty.
+func (d *decoder) buffer() []byte { return bytes.Clone(d.part()) }
+
+// The method `part` is `buffer`, but returns a slice of the packet.
+func (d *decoder) part() []byte {
 	n := d.int32()
 	if n == -1 {
 		return nil
@@ -66,7 +69,7 @@ func (d *decoder) buffer() []byte {
 }
 
 func (d *decoder) string() string {
-	return string(d.buffer())
+	return string(d.part())
 }
 
 // The method `count` reads the length of a vector whose elements take at least `size` bytes each.

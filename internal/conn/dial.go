@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -72,8 +71,8 @@ func RefusesTLS(err error) bool {
 func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	var d net.Dialer
 	host, port, err := net.SplitHostPort(addr)
-	if _, e := netip.ParseAddr(host); err != nil || e == nil {
-		return d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
 	}
 	// One name may resolve to a whole ensemble. So try its servers in random order, not in the
 	// resolver's order.

@@ -8,8 +8,8 @@ import (
 )
 
 // This file adds to a program the parts that only a day has: the roles of its processes, deploys
-// and restarts, faults that are aimed at a rare state of a process, and the check that every call
-// returns soon after a fault. The file faults.go has most faults.
+// and restarts, and faults that are aimed at a rare state of a process. It also checks that every
+// call returns soon after a fault. The file faults.go has most faults.
 
 // The type `role` is the work of some processes for the whole day.
 type role struct {
@@ -170,8 +170,7 @@ func (w *world) hit(f fault, member, leader int) {
 }
 
 // The method `aim` brings the process of a fault into a rare state, for a few of the faults. Then the
-// fault finds a process that connects, or that closes its Session, or that has just learned that it
-// has lost a hold. The result is the life that the fault finds, or nil.
+// fault finds a process that connects, closes its Session, or has just learned of a loss. The result is the life that the fault finds, or nil.
 func (w *world) aim(f *fault) *life {
 	d := rand.New(rand.NewPCG(f.draw, 1))
 	l := w.present(f.process)

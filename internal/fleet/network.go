@@ -55,10 +55,11 @@ type cable struct {
 type lane struct {
 	c       *cable
 	way     wayOf
-	queue   []*message // in order
+	queue   []message   // in order
+	timer   *time.Timer // calls `arrive` at the arrival of the first message of the queue; nil: none was sent
 	count   uint64
 	last    time.Time // the arrival of the last message in the queue
-	deliver func(m *message)
+	deliver func(payload []byte)
 }
 
 // The type `message` is a number of bytes that arrive together. A nil payload is the end of the
@@ -183,10 +184,9 @@ func (c *cable) send(l *lane, p []byte) {
 				part = p[:k]
 			}
 		}
-		m := &message{payload: part}
-		l.queue = append(l.queue, m)
+		l.queue = append(l.queue, message{payload: part})
 		if n.stalled[l.way] == 0 {
-			l.schedule(m, n.takes(h))
+			l.schedule(len(l.queue)-1, n.takes(h))
 		}
 		if p = p[len(part):]; len(p) == 0 {
 			return
@@ -201,43 +201,57 @@ func b2u(b bool) uint64 {
 	return 0
 }
 
-// The method `schedule` makes m arrive after d, and after all earlier messages.
-func (l *lane) schedule(m *message, d time.Duration) {
+// The method `schedule` makes message i of the queue arrive after d, and after all earlier messages.
+func (l *lane) schedule(i int, d time.Duration) {
 	at := time.Now().Add(d)
 	if !at.After(l.last) {
 		at = l.last.Add(1)
 	}
-	m.at = l.c.n.instant(at)
-	l.last = m.at
-	time.AfterFunc(time.Until(m.at), l.arrive)
+	at = l.c.n.instant(at)
+	l.queue[i].at, l.last = at, at
+	if i == 0 {
+		l.arm()
+	}
+}
+
+// The method `arm` sets the timer to the arrival of the first message.
+func (l *lane) arm() {
+	switch {
+	case len(l.queue) == 0 || l.queue[0].at.IsZero():
+	case l.timer == nil:
+		l.timer = time.AfterFunc(time.Until(l.queue[0].at), l.arrive)
+	default:
+		l.timer.Reset(time.Until(l.queue[0].at))
+	}
 }
 
 // The method `arrive` delivers the first message of the queue if the message is due.
 func (l *lane) arrive() {
 	n := l.c.n
 	n.mu.Lock()
-	var m *message
-	if len(l.queue) > 0 && !l.queue[0].at.IsZero() && !l.queue[0].at.After(time.Now()) {
-		m, l.queue = l.queue[0], l.queue[1:]
-		delete(n.taken, m.at.UnixNano())
+	if len(l.queue) == 0 || l.queue[0].at.IsZero() || l.queue[0].at.After(time.Now()) {
+		n.mu.Unlock()
+		return
 	}
+	m := l.queue[0]
+	l.queue = slices.Delete(l.queue, 0, 1)
+	delete(n.taken, m.at.UnixNano())
+	l.arm()
 	n.mu.Unlock()
-	if m != nil {
-		l.deliver(m)
-	}
+	l.deliver(m.payload)
 }
 
-func (c *cable) toServer(m *message) {
-	if m.payload == nil {
+func (c *cable) toServer(payload []byte) {
+	if payload == nil {
 		c.server.Close()
 		return
 	}
-	c.server.Write(m.payload) // a pipe of zktest never blocks in Write
+	c.server.Write(payload) // a pipe of zktest never blocks in Write
 }
 
-func (c *cable) toClient(m *message) {
-	c.client.arrive(m.payload)
-	if m.payload == nil {
+func (c *cable) toClient(payload []byte) {
+	c.client.arrive(payload)
+	if payload == nil {
 		c.n.mu.Lock()
 		delete(c.n.cables, c)
 		c.n.mu.Unlock()
@@ -251,9 +265,9 @@ func (n *network) stall(w wayOf) (resume func()) {
 	defer n.mu.Unlock()
 	if n.stalled[w]++; n.stalled[w] == 1 {
 		n.lanes(w, func(l *lane) {
-			for _, m := range l.queue {
-				delete(n.taken, m.at.UnixNano())
-				m.at = time.Time{}
+			for i := range l.queue {
+				delete(n.taken, l.queue[i].at.UnixNano())
+				l.queue[i].at = time.Time{}
 			}
 		})
 	}
@@ -269,8 +283,8 @@ func (n *network) resume(w wayOf) {
 		return
 	}
 	n.lanes(w, func(l *lane) {
-		for i, m := range l.queue {
-			l.schedule(m, n.takes(mix(n.seed, 3, uint64(l.c.process), uint64(l.c.nth), l.count, uint64(i))))
+		for i := range l.queue {
+			l.schedule(i, n.takes(mix(n.seed, 3, uint64(l.c.process), uint64(l.c.nth), l.count, uint64(i))))
 		}
 	})
 }
@@ -434,11 +448,14 @@ func (s *socket) SetReadDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.readBy = t
-	if s.timer != nil {
-		s.timer.Stop()
-		s.timer = nil
-	}
-	if !t.IsZero() && !s.closed {
+	switch {
+	case t.IsZero() || s.closed:
+		if s.timer != nil {
+			s.timer.Stop()
+		}
+	case s.timer != nil:
+		s.timer.Reset(time.Until(t))
+	default:
 		s.timer = time.AfterFunc(time.Until(t), func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()

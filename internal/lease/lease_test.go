@@ -617,3 +617,17 @@ func TestEveryClauseOfTheRuleIsNeeded(t *testing.T) {
 		})
 	}
 }
+
+// A server that continues the session grants less than before. A session without holds is abandoned by that timeout, even
+// before a write confirms the handshake.
+func TestASessionWithoutHoldsIsAbandonedByAShorterTimeout(t *testing.T) {
+	const T = 10 * time.Second
+	start := time.Unix(1000, 0)
+	v := New(T)
+	v.Connected(start, true, T)
+	again := start.Add(time.Second)
+	v.Connected(again, false, T/2)
+	if left := v.Left(again, false); left != T/2*3/4 {
+		t.Errorf("%v, want three quarters of %v", left, T/2)
+	}
+}

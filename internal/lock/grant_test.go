@@ -56,6 +56,20 @@ func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossAtOnce(t *testing.T) {
 	})
 }
 
+// The session ends before a release, and perhaps its hooks have not run yet.
+func TestAReleaseReturnsTheLossThoughNoHookHasRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gone := fmt.Errorf("%w: gone", session.ErrLost)
+		cs, end := through(t, 1)
+		g := cs[0].Grant("")
+		defer synctest.Wait()
+		end(gone)
+		if err := g.Release(); !errors.Is(err, gone) || !session.IsClosed(g.Lost()) {
+			t.Errorf("released with the error %v; Lost is closed: %v", err, session.IsClosed(g.Lost()))
+		}
+	})
+}
+
 // A goroutine gets a hold at the moment of the hold's loss. The trace has one grant and one loss.
 func TestAUseThatBeginsAfterTheLossIsNotInTheTrace(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {

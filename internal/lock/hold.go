@@ -219,11 +219,9 @@ func (h *Hold) Explain(err error) error {
 // The method `finish` begins the release of h. If it returns the loss of h, the release is
 // complete.
 func (h *Hold) finish() error {
-	gone := h.Err()
+	h.Err() // if the session has ended, Err ends h by the loss
 	h.mu.Lock()
-	if gone == nil {
-		gone = h.lost.Cause() // the loss may have come between Err and Lock
-	}
+	gone := h.lost.Cause()
 	stood := h.standing()
 	if h.state != released && h.left != nil {
 		close(h.left)

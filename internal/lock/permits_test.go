@@ -3,6 +3,7 @@ package lock
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -11,20 +12,26 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
+// permitsOf returns n permits of m, with one znode.
+func permitsOf(t *testing.T, m *session.Manager, n int64) *Permits {
+	t.Helper()
+	inc := incarnation(t, m)
+	stake, err := inc.Stake(t.Context())
+	harness.Must(t, err)
+	pool := Pool{Manager: m, Root: "/s", Dir: "/s/leases", Limit: new(atomic.Int64)}
+	p := pool.NewPermits(inc, stake)
+	made := session.Creation{Dir: session.Dir{Path: pool.Dir}, Paths: []string{pool.Dir + "/all"}}
+	harness.Must(t, inc.MakeDir(t.Context(), made.Dir))
+	harness.Must(t, inc.CreateEphemeral(t.Context(), &made))
+	harness.Must(t, p.Add([]Permit{{Path: made.Paths[0], Weight: n}}, n))
+	return p
+}
+
 // Release has taken the last permit, and has not ended the hold yet. A Token or a Txn at that moment must send no
 // request: it has no znode to write or to check.
 func TestATokenOrATxnOfPermitsWithoutAZnodeSendsNoRequest(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		m := open(t, srv)
-		inc := incarnation(t, m)
-		stake, err := inc.Stake(t.Context())
-		harness.Must(t, err)
-		pool := Pool{Manager: m, Root: "/s", Dir: "/s/leases", Limit: new(atomic.Int64)}
-		p := pool.NewPermits(inc, stake)
-		made := session.Creation{Dir: session.Dir{Path: "/s/leases"}, Paths: []string{"/s/leases/one"}}
-		harness.Must(t, inc.MakeDir(t.Context(), made.Dir))
-		harness.Must(t, inc.CreateEphemeral(t.Context(), &made))
-		harness.Must(t, p.Add([]Permit{{Path: "/s/leases/one", Weight: 1}}, 1))
+		p := permitsOf(t, open(t, srv), 1)
 		p.mu.Lock()
 		p.give(1) // as Release does before it calls `finish`
 		p.mu.Unlock()
@@ -34,7 +41,7 @@ func TestATokenOrATxnOfPermitsWithoutAZnodeSendsNoRequest(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		_, err = p.Token(t.Context())
+		_, err := p.Token(t.Context())
 		harness.WantErr(t, err, ErrNotLocked)
 		_, err = p.Txn(t.Context(), []any{&zk.CreateRequest{Path: "/x"}})
 		harness.WantErr(t, err, ErrNotLocked)
@@ -42,5 +49,25 @@ func TestATokenOrATxnOfPermitsWithoutAZnodeSendsNoRequest(t *testing.T) {
 		p.finish()
 		_, err = p.Token(t.Context())
 		harness.WantErr(t, err, ErrNotLocked)
+	})
+}
+
+// The servers refuse the reads that watch the znode of two permits. One of the permits is released, and
+// another znode replaces this znode. The session keeps no watch of the deleted znode.
+func TestAReleaseOfSomePermitsLeavesTheWatchOfTheirZnode(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		p := permitsOf(t, open(t, srv), 2)
+		srv.Intercept(harness.First(zktest.Fail(zktest.CodeNoAuth), func(r zktest.Request) bool { return r.Op == zktest.OpGetChildren2 }))
+		time.Sleep(time.Second)
+		_, r, lost := p.Release(1, nil)
+		harness.Must(t, lost)
+		harness.Must(t, p.Result(r))
+		time.Sleep(time.Second)
+		for _, w := range p.Incarnation.Watches.All() {
+			if w.Key.Path != p.leases[0].Path {
+				t.Errorf("a watch of %s is left", w.Key.Path)
+			}
+		}
+		p.Release(1, nil)
 	})
 }

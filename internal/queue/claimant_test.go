@@ -86,3 +86,28 @@ func TestAClaimantForgetsBucketsAndDeliversEachElementOnce(t *testing.T) {
 		}
 	})
 }
+
+// A claim of the second element waits for its turn to write the board. Meanwhile, the first element is
+// returned, and its return waits behind the claim. The client claims the first element again.
+func TestAnElementThatIsReturnedBeforeAClaimIsClaimedFirst(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		q := queueAt(open(t, zktest.Start(t)), "/q")
+		send(t, q, "x", "y")
+		it := receive(t, q)
+		c := it.(*item).c
+		c.turn <- struct{}{}
+		var again Item
+		received := harness.Async(func() error {
+			return q.Receive(harness.Within(t, time.Minute), 1, func(got Item) { again = got })
+		})
+		harness.PendingStill(t, received)
+		returned := harness.Async(func() error { return it.Settle(t.Context(), Settlement{Fate: Return}) })
+		harness.PendingStill(t, returned)
+		<-c.turn
+		harness.Must(t, <-returned)
+		harness.Must(t, <-received)
+		if e := again.Element(); string(e.Data) != "x" {
+			t.Errorf("received %q", e.Data)
+		}
+	})
+}

@@ -56,3 +56,27 @@ func TestAnIdleConsumerSearchesAgainAfterARefusal(t *testing.T) {
 		}
 	})
 }
+
+// The program of a consumer would not settle its element, so the claim has recorded no attempt. The
+// consumer puts the element back, and a consumer whose program settles its elements gets it. The servers
+// record the attempt first.
+func TestAnElementThatWasClaimedWithoutAnAttemptIsClaimedAgain(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		q.cfg.MaxAttempts = 3
+		send(t, q, "x")
+		c1, c2 := q.Join(t.Context(), Joining{}), q.Join(harness.Within(t, time.Minute), Joining{Hand: true})
+		defer c1.Leave()
+		defer c2.Leave()
+		it, err := c1.Next()
+		harness.Must(t, err)
+		it.PutBack()
+		it, err = c2.Next()
+		harness.Must(t, err)
+		it.Handed()
+		srv.Expire(m.SessionID())
+		wantTake(t, other, "x", 1)
+	})
+}

@@ -249,10 +249,8 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 2. Search for free elements, unless elements of the last search remain. If no element is
 	//    free, wait in the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
-		if p.place == nil {
+		if p.found = nil; p.place == nil {
 			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
-		} else {
-			p.found = nil
 		}
 		if err == nil && (p.found == nil || len(p.found.es) == 0) {
 			err = p.idle(inc)
@@ -284,15 +282,13 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 4. Give the items to the consumers.
 	items, err = p.fetch(c, items, read)
 	items = slices.DeleteFunc(items, p.q.spent)
-	if p.fill(items, len(es) == room); err != nil {
-		return err
-	}
+	p.fill(items, len(es) == room)
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
 	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {
 		p.leavePlace()
 	}
-	return nil
+	return err
 }
 
 // maxClaims is the number of claims after which a pump leaves its place in the line if another

@@ -90,13 +90,15 @@ func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
 }
 
 // One element after another comes into an empty queue, and each of two consumers takes it at once.
-// Neither may claim more than maxClaims elements in one turn.
+// Each claims maxClaims elements in one turn.
 func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
 		takers := make(chan int, 10*maxClaims)
 		for i := range 2 {
-			c := queueAt(open(t, srv), "/q").Join(t.Context(), Joining{})
+			q := queueAt(open(t, srv), "/q")
+			q.cfg.Prefetch = 16
+			c := q.Join(t.Context(), Joining{})
 			t.Cleanup(c.Leave)
 			go func() {
 				for {
@@ -111,14 +113,14 @@ func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		q := queueAt(open(t, srv), "/q")
-		run, last := 0, -1
+		run, last, turns := 0, -1, 0
 		for n := range 10 * maxClaims {
 			send(t, q, "x")
 			time.Sleep(time.Second)
 			select {
 			case taker := <-takers:
 				if taker != last {
-					run, last = 0, taker
+					run, last, turns = 0, taker, turns+1
 				}
 			default:
 				t.Fatalf("nobody has taken element %d", n)
@@ -126,6 +128,80 @@ func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
 			if run++; run > maxClaims {
 				t.Fatalf("one consumer has taken %d elements in one turn", run)
 			}
+		}
+		if turns > 11 {
+			t.Errorf("the consumers have taken %d turns", turns)
+		}
+	})
+}
+
+// A consumer is offered the only element, and leaves without it. Another consumer, which waits, gets it at once.
+func TestAnElementThatIsPutBackWakesAnotherConsumer(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		q := queueAt(open(t, zktest.Start(t)), "/q")
+		send(t, q, "x")
+		c1, c2 := q.Join(t.Context(), Joining{}), q.Join(harness.Within(t, time.Minute), Joining{})
+		defer c2.Leave()
+		it, err := c1.Next()
+		harness.Must(t, err)
+		next := harness.Async(func() error { _, err := c2.Next(); return err })
+		time.Sleep(time.Second)
+		harness.PendingStill(t, next)
+		it.PutBack()
+		c1.Leave()
+		harness.Must(t, <-next)
+	})
+}
+
+// The process stops after the search of an idle consumer, and so the finding is too old for a claim.
+// The consumer searches again.
+func TestAnIdleConsumerSearchesAgainIfItsFindingIsStale(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		m := open(t, zktest.Start(t))
+		q := queueAt(m, "/q")
+		send(t, q, "x")
+		p := &pump{q: q, ctx: t.Context(), spread: 1, waiting: 1, found: &finding{es: []element{{}}, at: time.Now().Add(-time.Minute)}}
+		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) (err error) {
+			p.place, err = q.enter(t.Context(), inc)
+			harness.Must(t, err)
+			return p.step(inc, nil)
+		}))
+		if p.found == nil || time.Since(p.found.at) > staleAfter {
+			t.Errorf("the consumer still has the finding %+v", p.found)
+		}
+	})
+}
+
+// Four consumers are idle, and the third leaves. The fourth still waits behind the first two, so an
+// element wakes no more than two.
+func TestAConsumerBehindOneThatLeavesStaysIdle(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		var consumers []Consumer
+		for range 4 {
+			q := queueAt(open(t, srv), "/q")
+			q.cfg.Prefetch = 16
+			c := q.Join(t.Context(), Joining{})
+			t.Cleanup(c.Leave)
+			go func() {
+				for {
+					it, err := c.Next()
+					if err != nil {
+						return
+					}
+					it.Taken()
+				}
+			}()
+			time.Sleep(time.Second)
+			consumers = append(consumers, c)
+		}
+		consumers[2].Leave()
+		time.Sleep(time.Second)
+		before := srv.Counts()
+		send(t, queueAt(open(t, srv), "/q"), "x")
+		time.Sleep(time.Second)
+		if n := srv.Counts().Sub(before).Notifications; n != 2 {
+			t.Errorf("the element has caused %d notifications, want 2", n)
 		}
 	})
 }

@@ -572,14 +572,12 @@ func (g *shipment) reread(ctx context.Context, inc *session.Incarnation) error {
 		}
 		if known == nil || known.Mzxid != n.Stat.Mzxid {
 			dir, err := inc.Set(ctx, session.ParentPath(paths[i]), nil, -1) // for the servers' time
-			switch {
-			case session.IsNoNode(err):
-				continue // a sweep has deleted the note
-			case err != nil:
-				return err
-			case !parseNote(n.Data).over(n.Stat, dir):
+			if err == nil && !parseNote(n.Data).over(n.Stat, dir) {
 				p.err = ErrKnown
 				continue
+			}
+			if err != nil && !session.IsNoNode(err) { // NoNode: a sweep has deleted the note, and written `ids`, so the servers refuse the next attempt
+				return err
 			}
 		}
 		p.stale, p.swept = n.Stat, ids.Version

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
@@ -123,5 +124,31 @@ func TestSendGoesOnWhenTheTailWasDeleted(t *testing.T) {
 		if n := 2*6 + 3*bucketSize; len(names) != n {
 			t.Errorf("%d elements had %d names", n, len(names))
 		}
+	})
+}
+
+// A producer has found the note of an ID. A sweep deletes the note, and the servers remove the note's
+// parent, before the producer has asked for the servers' time. The element is stored.
+func TestAnElementIsStoredAlthoughASweepDeletesItsNote(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q, plain := queueAt(m, "/q"), harness.Plain(t, srv)
+		b := Batch{Priority: Middle, ID: "x", Data: [][]byte{[]byte("x")}}
+		harness.Must(t, queueAt(open(t, srv), "/q").Send(t.Context(), b))
+		wantTake(t, q, "x", 0)
+		note := q.idPath(tagOf("", "x")[1:])
+		shard := session.ParentPath(note)
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return r.Session == m.SessionID() && r.Op == zktest.OpSetData && r.Path == shard
+		}))
+		sent := harness.Async(func() error { return q.Send(t.Context(), b) })
+		harness.PendingStill(t, sent)
+		_, err := plain.Set(q.ids, nil, -1)
+		harness.Must(t, err)
+		harness.Must(t, plain.Delete(note, -1))
+		harness.Must(t, plain.Delete(shard, -1))
+		harness.Must(t, <-sent)
+		wantTake(t, q, "x", 0)
 	})
 }

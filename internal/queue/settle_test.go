@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -162,6 +163,32 @@ func TestAnElementIsReturnedAlthoughNoBellCanBeRung(t *testing.T) {
 		e, err := other.Take(t.Context())
 		if err != nil || e == nil || string(e.Data) != "x" {
 			t.Errorf("another client takes %v, %v", e, err)
+		}
+	})
+}
+
+// Many elements are acknowledged at the same time. The first acknowledgement has a transaction, and
+// then the others share one.
+func TestElementsThatAreSettledTogetherShareATransaction(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		send(t, q, make([]string, 100)...)
+		var items []Item
+		harness.Must(t, q.Receive(t.Context(), 100, func(it Item) { items = append(items, it) }))
+		srv.SetLatency(10 * time.Millisecond)
+		before := srv.Counts()
+		var all sync.WaitGroup
+		for _, it := range items {
+			all.Go(func() {
+				if err := it.Settle(t.Context(), Settlement{Fate: Remove}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if n := srv.Counts().Sub(before).Requests["multi"]; len(items) != 100 || n > 2 {
+			t.Errorf("%d elements were removed by %d transactions", len(items), n)
 		}
 	})
 }

@@ -209,6 +209,9 @@ func TestSlotsAreFewAndHoldWhatIsDueInThem(t *testing.T) {
 	if len(slots) > 2500 {
 		t.Errorf("%d slots", len(slots))
 	}
+	if late, now := slotOf(3, now-60_000, now), slotOf(3, now, now); late != now {
+		t.Errorf("what is due has the slots %v and %v", late, now)
+	}
 }
 
 // An element keeps its first name through any number of delays.

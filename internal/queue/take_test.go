@@ -92,3 +92,14 @@ func TestTheFirstPeekOfAClientRespectsTheKeys(t *testing.T) {
 		}
 	})
 }
+
+// The name of a dead letter has no priority. Requeue stores no element.
+func TestRequeueRefusesALetterWithoutAPriority(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		q := queueAt(open(t, zktest.Start(t)), "/q")
+		harness.WantErr(t, q.Requeue(t.Context(), &Letter{ID: "dead", Priority: "high"}), session.ErrInvalid)
+		if n, err := q.Len(t.Context()); n != 0 || err != nil {
+			t.Errorf("the queue has %d elements, %v", n, err)
+		}
+	})
+}

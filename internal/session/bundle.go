@@ -246,9 +246,6 @@ func Parallel(n int, f func(i int) error) error {
 		if first == nil || IsNoNode(err) {
 			first = err
 		}
-		if IsNoNode(first) {
-			break
-		}
 	}
 	return first
 }

@@ -276,3 +276,22 @@ func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
 		}
 	})
 }
+
+// The caller leaves before the reply. The reply has the name of the znode, so no search is needed.
+func TestACreationThatIsAnsweredLateIsUndoneByOneRequest(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		srv.SetLatency(10 * time.Millisecond)
+		before := s.Stats().Requests
+		wantErr(t, inc.CreateEphemeral(within(t, time.Millisecond), numbered("/d", NewGUID())), context.DeadlineExceeded)
+		time.Sleep(time.Second)
+		if n := s.Stats().Requests - before; n != 2 {
+			t.Errorf("%d requests, want a create and a delete", n)
+		}
+		if names := childrenOf(t, s, "/d"); len(names) > 0 {
+			t.Errorf("%q stay", names)
+		}
+	})
+}

@@ -50,10 +50,9 @@ type Deletion struct {
 // Delete begins d.
 func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	inc.deletion(d)
-	switch {
-	case d.By == nil && len(d.Paths) > 1 && len(bundlesOf(d.Paths, len(d.Paths))) > 1:
-		d.split(bundlesOf(d.Paths, len(d.Paths)))
-	default:
+	if groups := bundlesOf(d.Paths, len(d.Paths)); d.By == nil && len(groups) > 1 {
+		d.split(groups)
+	} else {
 		d.queue.attempt([]*Deletion{d})
 	}
 	return d

@@ -187,8 +187,8 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 // nil if the server was not reached.
 func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	limit := inc.dialLimit()
-	if least := inc.leastGrant(addr); inc.ID.Load() != 0 && least < time.Duration(inc.Timeout.Load()) {
-		limit = min(limit, least/3) // time for another server before the session must be abandoned
+	if inc.ID.Load() != 0 {
+		limit = min(limit, inc.leastGrant(addr)/3) // time for another server before the session must be abandoned
 	}
 	deadline := time.Now().Add(limit)
 	socket, err := inc.Manager.dialer.Dial(inc.Ctx, addr, limit)

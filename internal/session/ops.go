@@ -18,7 +18,7 @@ import (
 // applies a transaction exactly once.
 
 // Recall reconstructs the responses of a transaction that was applied at zxid, but whose reply
-// was lost. It cannot reconstruct responses about znodes that other clients have changed since.
+// was lost. It leaves out responses about znodes that other clients have changed or deleted since.
 func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	found, deleted := make(map[string]bool), make(map[string]bool)
@@ -53,6 +53,12 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 					rs[i].String = dir + "/" + name
 					found[rs[i].String] = true
 					break
+				}
+			}
+			// If one of several znodes with this prefix is deleted, nothing shows which.
+			for j := i + 1; j < len(ops) && rs[i].String == ""; j++ {
+				if other, ok := ops[j].(*zk.CreateRequest); ok && other.Flags&zk.FlagSequence != 0 && other.Path == op.Path {
+					rs[j].String = ""
 				}
 			}
 		}

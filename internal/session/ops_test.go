@@ -1,9 +1,14 @@
 package session
 
 import (
+	"crypto/tls"
 	"testing"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/sasl"
+	"github.com/zsync/zsync/zktest"
 )
 
 // A log can be created where the transaction creates its first znode. If the transaction creates none, its
@@ -23,6 +28,79 @@ func TestALogGoesBesideTheFirstCreateOfATransactionOrBesideItsFirstOperation(t *
 	} {
 		if _, dir, err := (&Manager{chroot: "/root"}).CheckOps(c.ops); err != nil || dir != c.want {
 			t.Errorf("%T: %q, %v; want %q", c.ops, dir, err, c.want)
+		}
+	}
+}
+
+// The znode that a transaction has created is deleted. One read shows that, however many older znodes there are.
+func TestTheRecallOfADeletedZnodeDoesNotReadAllOlderOnes(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc := live(t, s)
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		ops := []any{&zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}}
+		var path string
+		for range 20 {
+			rs, err := inc.Multi(t.Context(), ops...)
+			must(t, err)
+			path = rs[0].String
+		}
+		stat, err := inc.Exists(t.Context(), path)
+		must(t, err)
+		if rs := inc.Recall(t.Context(), ops, stat.Czxid); rs[0].String != path {
+			t.Errorf("%q, want %q", rs[0].String, path)
+		}
+		must(t, inc.RemoveNow(t.Context(), path))
+		before := s.Stats().Requests
+		rs := inc.Recall(t.Context(), ops, stat.Czxid)
+		if n := s.Stats().Requests - before; rs[0].String != "" || n != 2 {
+			t.Errorf("%q after %d requests, want nothing after a listing and a read", rs[0].String, n)
+		}
+	})
+}
+
+// Of two znodes that one transaction has created with the same prefix, another client deletes the second. Recall does
+// not take the first for it.
+func TestTheRecallOfTwoZnodesOfWhichOneIsDeletedNamesNeither(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		op := &zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}
+		made, err := inc.Multi(t.Context(), op, op)
+		must(t, err)
+		stat, err := inc.Exists(t.Context(), made[0].String)
+		must(t, err)
+		recall := func() []zk.MultiResponse { return inc.Recall(t.Context(), []any{op, op}, stat.Czxid) }
+		if rs := recall(); rs[0].String != made[0].String || rs[1].String != made[1].String {
+			t.Errorf("%+v, want %+v", rs, made)
+		}
+		must(t, inc.RemoveNow(t.Context(), made[1].String))
+		if rs := recall(); rs[0].String != "" || rs[1].String != "" {
+			t.Errorf("%+v, and the second is deleted", rs)
+		}
+	})
+}
+
+// The servers replace an entry of the scheme auth by an entry for each identity of the client.
+func TestTheGrowthOfAnACLCountsEveryIdentityOfTheClient(t *testing.T) {
+	all := Config{
+		Auths: []conn.Auth{{Scheme: "digest", Credentials: []byte("me:secret")}},
+		TLS:   &tls.Config{Certificates: make([]tls.Certificate, 1)},
+		SASL:  new(sasl.Client),
+	}
+	for want, cfg := range map[int]Config{
+		0:               {},
+		64 + 15:         {Auths: all.Auths},
+		512:             {TLS: all.TLS},
+		512 + 512:       {TLS: all.TLS, SASL: all.SASL},
+		64 + 15 + 2*512: all,
+	} {
+		m := &Manager{Config: cfg}
+		if n := m.growthOfACL(zk.AuthACL(zk.PermAll)); n != want {
+			t.Errorf("%d, want %d", n, want)
+		}
+		if n := m.growthOfACL(zk.WorldACL(zk.PermAll)); n != 0 {
+			t.Errorf("an ACL without the scheme auth grows by %d", n)
 		}
 	}
 }

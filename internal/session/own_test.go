@@ -1,6 +1,7 @@
 package session
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -46,4 +47,23 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestOnesOwnIsDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		must(t, inc.CreateEphemeral(t.Context(), ours("/a", nil)))
+		var attempts atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete && r.Path == "/a" && attempts.Add(1) <= 2 {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		d := inc.RemoveOwn("/a")
+		<-d.Done
+		if stat, err := inc.Exists(t.Context(), "/a"); err != nil || d.Err != nil || stat != nil {
+			t.Errorf("%v; there is %+v, %v", d.Err, stat, err)
+		}
+	})
 }

@@ -4,7 +4,7 @@ package session
 // the other requests. request.go sends requests and waits for replies.
 
 import (
-	"sync/atomic"
+	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
@@ -30,10 +30,9 @@ func deletion(path string, version int32) call[struct{}] {
 	return call[struct{}]{op: wire.OpDelete, path: path, body: func(p []byte) []byte { return wire.AppendInt32(p, version) }}
 }
 
-// The function `flush` returns a write that changes nothing: the deletion of `nobody`, a znode that does
-// not exist. The leader answers writes in the order in which it has received requests. So a read after
-// that write, over the same connection, sees every earlier request of this session that the leader
-// has received. If the client has no permission for the deletion, its server may answer without the
+// The function `flush` returns a write that changes nothing: it deletes a znode that does not exist.
+// The leader answers writes in the order in which it has received requests. A read that follows over
+// the same connection sees the results of all these requests of the session. If the client has no permission for the deletion, its server may answer without the
 // leader. Then the read is only as new as the sync that the caller sends with the write.
 func flush(nobody string) call[struct{}] {
 	c := deletion(nobody, -1)
@@ -50,7 +49,9 @@ type pending[T any] struct {
 	err  error
 	call call[T]
 	scan wire.Scanner // of the reply; a field to save an allocation
-	heir atomic.Pointer[func()]
+
+	mu   sync.Mutex
+	heir func() // called once after Done is closed: see `then`; guarded by mu
 }
 
 func newPending[T any](c call[T]) *pending[T] {
@@ -111,18 +112,24 @@ func (p *pending[T]) Fail(err error) {
 // f, so f must not block. f is called at the latest when the session has ended and its connection
 // is down: then a request without a reply fails. A request has at most one f.
 func (p *pending[T]) then(f func()) {
-	p.heir.Store(&f)
+	p.mu.Lock()
+	p.heir = f
+	p.mu.Unlock()
 	if IsClosed(p.Done) {
 		p.handOn()
 	}
 }
 
-// handOn calls `heir`, the function that p.then has registered. Finish closes p.Done, and after
-// that calls handOn. p.then stores `heir`, and after that calls handOn if p.Done is closed. So
-// whichever of Finish and p.then comes later calls handOn. At that time, `heir` is stored and
-// p.Done is closed. If both call handOn, only the first takes the function.
+// handOn calls `heir`, the function that p.then has registered. Finish first closes p.Done, and then
+// calls handOn. p.then first stores `heir`, and calls handOn if p.Done is closed. So the later of
+// Finish and p.then calls handOn. At that time, `heir` is stored and p.Done is closed. If both call
+// handOn, only the first takes the function.
 func (p *pending[T]) handOn() {
-	if f := p.heir.Swap(nil); f != nil {
-		(*f)()
+	p.mu.Lock()
+	f := p.heir
+	p.heir = nil
+	p.mu.Unlock()
+	if f != nil {
+		f()
 	}
 }

@@ -232,6 +232,8 @@ func (inc *Incarnation) watchdog() {
 	case <-inc.Ctx.Done():
 		return
 	}
+	timer := time.NewTimer(inc.lookEvery())
+	defer timer.Stop()
 	for inc.Alive() {
 		looked := lease.At(time.Now())
 		inc.looked.Store(&looked)
@@ -248,8 +250,9 @@ func (inc *Incarnation) watchdog() {
 			}
 			wait = min(wait, due)
 		}
+		timer.Reset(max(wait, time.Microsecond))
 		select {
-		case <-time.After(max(wait, time.Microsecond)):
+		case <-timer.C:
 		case <-answered:
 		case <-inc.kick:
 		case <-inc.Ctx.Done():

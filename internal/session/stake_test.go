@@ -296,3 +296,29 @@ func TestAHoldSurvivesServersThatRefuseForAMomentBesideOneThatHangs(t *testing.T
 		})
 	}
 }
+
+// A server that the session has not used yet may grant a shorter timeout. It hangs at the handshake, and the leader may
+// use that timeout all the same. So the next server must be tried soon.
+func TestAHoldSurvivesANewServerThatHangsAtTheHandshake(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, func(c *Config) { c.Timeout = time.Minute })
+		inc := live(t, s)
+		stake, err := inc.Stake(t.Context())
+		must(t, err)
+		defer stake.Drop()
+		known := inc.newestConn().Addr
+		var hung atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpConnect && r.Addr != known {
+				hung.Store(true)
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		srv.Disconnect(s.ID())
+		time.Sleep(time.Minute)
+		if inc.Ctx.Err() != nil || !hung.Load() {
+			t.Errorf("a server hung: %v; the session: %v", hung.Load(), context.Cause(inc.Ctx))
+		}
+	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"), zktest.WithSessionTimeouts(time.Second, time.Hour))
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -154,6 +155,35 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 	})
 }
 
+func TestCase08EveryWaitThatIsCancelledLeavesItsWatch(t *testing.T) {
+	for name, wait := range map[string]func(ctx context.Context, inc *Incarnation) error{
+		"AwaitGone": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitGone(ctx, "/ours") },
+		"AwaitAllGone": func(ctx context.Context, inc *Incarnation) error {
+			return inc.AwaitAllGone(ctx, []string{"/none", "/ours"})
+		},
+		"AwaitOwnGone": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitOwnGone(ctx, "/ours") },
+		"AwaitMade":    func(ctx context.Context, inc *Incarnation) error { return inc.AwaitMade(ctx, "/none") },
+		"Follow": func(ctx context.Context, inc *Incarnation) error {
+			return inc.Follow(ctx, "/ours", func(Node, *conn.Watch) error { return nil })
+		},
+		"Follow what is missing": func(ctx context.Context, inc *Incarnation) error { return inc.Follow(ctx, "/none", nil) },
+	} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			inc := live(t, open(t, srv))
+			must(t, inc.CreateEphemeral(t.Context(), ours("/ours", nil)))
+			wantErr(t, wait(within(t, time.Second), inc), context.DeadlineExceeded)
+			if inc.Watches.Len() == 0 {
+				t.Errorf("%s has set no watch: the test shows nothing", name)
+			}
+			for _, w := range inc.Watches.All() {
+				if waiters, _ := inc.Watches.Waiting(w); waiters > 0 {
+					t.Errorf("%s: the watch %v has %d waiters", name, w.Key, waiters)
+				}
+			}
+		})
+	}
+}
+
 func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -239,6 +269,40 @@ func TestCase09EveryChangeWhileDisconnectedFiresItsWatchThoughTheServerRefusesAP
 			}
 			if n := packets.Load(); n <= 7 {
 				t.Errorf("%d packets: the test shows nothing", n)
+			}
+		})
+	}
+}
+
+// However many packets set the watches again: a sync follows the last of them, ahead of every request. So no read over
+// the new connection is older than an event over the connection before.
+func TestASyncFollowsAllWatchesThatAreSetAgain(t *testing.T) {
+	for _, watches := range []int{10, 60, 70, 100} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			inc, id := live(t, s), s.ID()
+			for i := range watches {
+				w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+				must(t, second(inc.Exists(t.Context(), w.Key.Path)))
+			}
+			var mu sync.Mutex
+			var got []zktest.Op
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				mu.Lock()
+				defer mu.Unlock()
+				if r.Session == id && r.Op != zktest.OpConnect {
+					got = append(got, r.Op)
+				}
+				return zktest.Pass
+			})
+			srv.Disconnect(id)
+			must(t, second(inc.Exists(t.Context(), "/y")))
+			mu.Lock()
+			defer mu.Unlock()
+			packets := (watches + 15) / 16 // each has up to 16 KiB
+			want := append(slices.Repeat([]zktest.Op{zktest.OpSetWatches}, packets), zktest.OpSync, zktest.OpExists)
+			if !slices.Equal(got, want) {
+				t.Errorf("%d watches: %v, want %v", watches, got, want)
 			}
 		})
 	}

@@ -301,3 +301,29 @@ func TestALogWhoseCreateHadNoReplyIsNotLeft(t *testing.T) {
 		})
 	}
 }
+
+// The servers permit no log, and are overloaded: they do not execute the transaction. Its session ends before the next
+// attempt, so the transaction belongs to the next session.
+func TestATransactionWithoutALogGoesOnInTheNextSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := &testSession{sessiontest.Open(t, srv.Addrs(), srv.Dial, func(cfg *session.Config) {
+			cfg.Retry = session.RetryPolicy{Min: time.Second, Max: time.Second, Factor: 1}
+		})}
+		me := s.ID()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/_c_"):
+				return zktest.Fail(zktest.CodeNoAuth)
+			case r.Op == zktest.OpMulti && r.Session == me:
+				time.AfterFunc(time.Millisecond, func() { srv.Expire(me) })
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+			return zktest.Pass
+		})
+		_, err := Session(t.Context(), s.m, []any{&zk.CreateRequest{Path: "/x"}})
+		must(t, err)
+		if names := childrenOf(t, s, "/"); !slices.Contains(names, "x") || s.ID() == me {
+			t.Errorf("%q; the session is the same: %v", names, s.ID() == me)
+		}
+	})
+}
