@@ -162,23 +162,6 @@ func value[T any](claim queue.Item) T {
 	return v
 }
 
-// The function `offer` sends d, the claimed element, to ch, and reports whether a reader took d.
-// If no reader took it, offer returns the element to the queue.
-func offer[D any](c queue.Consumer, claim queue.Item, ch chan<- D, d D) bool {
-	down, over := claim.Withdrawn()
-	select {
-	case ch <- d:
-		// The reader has the element, even if another case of the select was ready too. The claim was
-		// valid a moment ago, so no other consumer has the element yet.
-		return true
-	case <-c.Leaving():
-	case <-down:
-	case <-over:
-	}
-	claim.PutBack()
-	return false
-}
-
 // A Delivery is a claimed element, in the queue until the consumer settles it.
 //
 //	for d := range q.Deliveries(ctx) {
@@ -298,17 +281,26 @@ func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap f
 		defer c.Leave()
 		for {
 			claim, err := c.Next()
-			switch {
-			case err != nil:
+			if err != nil {
 				return
-			case !offer(c, claim, ch, wrap(claim)):
-				continue
-			case o.Hand:
-				claim.Handed()
-			default:
-				claim.Taken()
 			}
-			q.received(ctx) // last, because the program determines how long its tracer takes
+			down, over := claim.Withdrawn()
+			select {
+			case ch <- wrap(claim):
+				// The reader has the element, even if another case of the select was ready too. The
+				// claim was valid a moment ago, so no other consumer has the element yet.
+				if o.Hand {
+					claim.Handed()
+				} else {
+					claim.Taken()
+				}
+				q.received(ctx) // last, because the program determines how long its tracer takes
+				continue
+			case <-c.Leaving():
+			case <-down:
+			case <-over:
+			}
+			claim.PutBack()
 		}
 	})
 	return ch

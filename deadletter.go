@@ -49,23 +49,17 @@ func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, er
 // returns their number. It moves each letter for which choose returns true, or all if choose is
 // nil. It skips removed letters.
 func (q *Queue[T]) RequeueDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
-	return q.forDead(ctx, "requeue", choose, func(d DeadLetter) (bool, error) {
-		err := q.q.Requeue(ctx, d.letter)
-		if session.IsNoNode(err) {
-			return false, nil
-		}
-		return err == nil, err
-	})
+	return q.forDead(ctx, "requeue", choose, queue.Engine.Requeue)
 }
 
 // PurgeDead deletes dead letters. It chooses and counts them like RequeueDead.
 func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) (int, error) {
-	return q.forDead(ctx, "purge", choose, func(d DeadLetter) (bool, error) { return q.q.Discard(ctx, d.letter) })
+	return q.forDead(ctx, "purge", choose, queue.Engine.Discard)
 }
 
 // forDead calls the function do with each dead letter that the function choose accepts. It
-// returns the number of calls that returned true.
-func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLetter) bool, do func(DeadLetter) (bool, error)) (n int, err error) {
+// returns the number of these letters that were not removed before.
+func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLetter) bool, do func(queue.Engine, context.Context, *queue.Letter) error) (n int, err error) {
 	for d, err := range q.dead(ctx, op) {
 		if err != nil {
 			return n, err
@@ -73,12 +67,11 @@ func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLette
 		if choose != nil && !choose(d) {
 			continue
 		}
-		done, err := do(d)
-		if err != nil {
-			return n, opError(op, q.path, err)
-		}
-		if done {
+		switch err := do(q.q, ctx, d.letter); {
+		case err == nil:
 			n++
+		case !session.IsNoNode(err):
+			return n, opError(op, q.path, err)
 		}
 	}
 	return n, nil

@@ -30,10 +30,6 @@ type board struct {
 // among them that are in hand.
 type hold struct{ claimed, hand spans }
 
-func (h hold) equal(o hold) bool {
-	return slices.Equal(h.claimed, o.claimed) && slices.Equal(h.hand, o.hand)
-}
-
 // parseBoard parses the result of `marshal`. It ignores text that it does not understand. An
 // operator, or a program with another layout, may have written such text.
 func parseBoard(data []byte) *board {
@@ -89,8 +85,6 @@ func (b *board) marshal() (out []byte) {
 	}
 	return out
 }
-
-func (b *board) clone() *board { return &board{maps.Clone(b.lines), b.gone, maps.Clone(b.tried)} }
 
 // The method `taken` returns the numbers that are claimed or never used again.
 func (b *board) taken() spans { return b.gone.union(b.claimed()) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -48,10 +49,10 @@ type claimant struct {
 	queue   []*entry                   // entries for deletions; guarded by mu
 	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
-	silent  int                        // number of ways to wake idle consumers that the servers refuse, see `bell`; guarded by mu
-	blind   bool                       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
+	mute  atomic.Bool       // the servers refuse to let the claimant ring the bell
+	blind atomic.Bool       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
 	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
 }
 
@@ -199,7 +200,9 @@ func (c *claimant) finish() {
 	}
 	c.returns, c.queue = nil, nil
 	c.mu.Unlock()
-	c.traceLoss(lost, loss)
+	if c.q.trace != nil && len(lost) > 0 {
+		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, lost), cmp.Or(loss, session.ErrClosed)))
+	}
 	if made && c.inc.Ctx.Err() == nil {
 		c.inc.Delete(&session.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
 	}
@@ -222,14 +225,6 @@ func (c *claimant) lost() error {
 	return nil // a claimant without claims has lost none
 }
 
-// The method `ending` returns an error if the claimant must claim nothing more.
-func (c *claimant) ending() error {
-	if c.inc.Ctx.Err() != nil {
-		return session.ErrEnded
-	}
-	return c.q.m.Failure()
-}
-
 // The method `claim` claims `es`, which are free elements of `t`. If another transaction has
 // written the bucket since `t` was read, `claim` returns no items and no error.
 //
@@ -240,10 +235,12 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	c.flush() // returned elements may come before `es` in the queue
 	done, err := c.inc.RoomFor(session.Finishing, c.check(false))
 	defer done()
-	if err := cmp.Or(c.ending(), err); err != nil {
-		return nil, err
-	}
-	if c.outdated(t, es) {
+	switch {
+	case c.inc.Ctx.Err() != nil:
+		return nil, session.ErrEnded
+	case c.q.m.Failure() != nil || err != nil:
+		return nil, cmp.Or(c.q.m.Failure(), err)
+	case c.outdated(t, es):
 		return nil, nil
 	}
 	next := c.next(t)
@@ -252,23 +249,18 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	mine.hand = mine.hand.union(spansOf(numbers(es[:hands])))
 	next.lines[c.mark] = mine
 	with := t.exclusion(c.q.dir)
-	c.mu.Lock()
-	if !c.blind {
+	if !c.blind.Load() {
 		with = append(with, c.q.unpaused()...)
 	}
-	c.mu.Unlock()
 	rs, err := c.write(t.name, t.version, next, with...)
 	if err != nil {
 		switch {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 			err = nil
-		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !c.blind:
-			c.mu.Lock()
-			c.blind = true
-			c.mu.Unlock()
+		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !c.blind.Swap(true):
 			err = nil
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
-			c.q.skips.Unreadable(t.name, -1, t.name, err)
+			c.q.Skips.Unreadable(t.name, -1, t.name, err)
 			err = errBarred
 		}
 		return nil, err
@@ -359,7 +351,8 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
 		n, err := c.look(session.Finishing, path)
 		late = n.Stat
-		return n.Stat != nil && parseBoard(n.Data).lines[c.mark].equal(next.lines[c.mark]), err
+		is, want := parseBoard(n.Data).lines[c.mark], next.lines[c.mark]
+		return late != nil && slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
 	if err == nil && rs == nil {
 		rs = []zk.MultiResponse{{Stat: late}}
@@ -557,7 +550,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 				next.tried[e.item.seq]++
 			}
 		}
-		with, refused := c.bell()
+		with := c.bell()
 		rs, err = c.write(bucket, t.version, next, with...)
 		switch {
 		case err == nil:
@@ -567,7 +560,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			refused() // whatever the reason: without the bell, the board can still be written
+			c.mute.Store(true) // whatever the reason: without the bell, the board can still be written
 		case !outrun(err):
 			return nil, err
 		}
@@ -575,21 +568,12 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 	}
 }
 
-// The method `bell` returns operations that wake the idle consumers of other sessions. If the servers
-// refuse to let the claimant write the queue's znode, it creates and deletes a child of the marks'
-// znode: the first idle consumer watches that znode while boards have marks of other clients. If the
-// servers refuse this as well, there are no operations. The caller calls the function `refused`
-// after a refusal.
-func (c *claimant) bell() (ops []any, refused func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n, path := c.silent, c.path()+"-bell"
-	ways := [][]any{{ring(c.q.dir)}, {&zk.CreateRequest{Path: path, Acl: c.q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}, nil}
-	return ways[n], func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.silent = max(c.silent, n+1)
+// The method `bell` returns the operation that rings the bell, unless the servers have refused it.
+func (c *claimant) bell() []any {
+	if c.mute.Load() {
+		return nil
 	}
+	return []any{ring(c.q.dir)}
 }
 
 // The method `posted` handles the result of `post`: it closes the entries, or tries refused entries
@@ -630,8 +614,8 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		}
 		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
-	it.posted = true
-	if it.drop(); c.silent > 0 {
+	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
+	if c.mute.Load() {
 		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // wakes the consumers of this session
 	}
 	if len(c.items) > 0 {
@@ -692,12 +676,5 @@ func (c *claimant) traceDone(event, fate string, items []*item, zxid int64) {
 		t := c.traceLine(event, items)
 		t.Fate, t.Zxid, t.Blind = fate, zxid, false
 		c.q.trace.Line(t)
-	}
-}
-
-// traceLoss writes to the trace that the claims of these items are lost.
-func (c *claimant) traceLoss(items []*item, why error) {
-	if c.q.trace != nil && len(items) > 0 {
-		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, items), cmp.Or(why, session.ErrClosed)))
 	}
 }

@@ -66,7 +66,7 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 		if err != nil || len(ops) == 0 {
 			return false, err
 		}
-		if _, err = q.commit(ctx, ops); !outrun(err) {
+		if _, err = q.Commit(ctx, ops); !outrun(err) {
 			return err == nil, err
 		}
 		// A remembered listing may show an element that was removed and left no trace on its board.
@@ -93,8 +93,15 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 			continue
 		}
 		slices.Reverse(es)
-		ops = q.deletions(es)
-		n, more = len(ops), len(ops) < len(es)
+		size := 0
+		for _, e := range es {
+			path := session.ChildPath(q.dir, e.key())
+			if size += q.m.SizeOf(path, nil); n == maxPost || n > 0 && size > session.MaxPacket/2 {
+				more = true
+				break
+			}
+			ops, n = append(ops, &zk.DeleteRequest{Path: path, Version: -1}), n+1
+		}
 		es = es[:n]
 		next := t.next()
 		next.forget(spansOf(numbers(es)))
@@ -108,20 +115,6 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		return ops, n, more, nil
 	}
 	return nil, 0, false, nil
-}
-
-// The method `deletions` returns operations that delete the first elements of `es`: as many
-// elements as fit into a transaction.
-func (q *core) deletions(es []element) (ops []any) {
-	size := 0
-	for _, e := range es {
-		path := session.ChildPath(q.dir, e.key())
-		if size += q.m.SizeOf(path, nil); len(ops) == maxPost || len(ops) > 0 && size > session.MaxPacket/2 {
-			break
-		}
-		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-	}
-	return ops
 }
 
 func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {

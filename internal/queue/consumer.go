@@ -3,8 +3,7 @@ package queue
 import (
 	"cmp"
 	"context"
-
-	"github.com/go-zookeeper/zk"
+	"slices"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -12,37 +11,21 @@ import (
 // This file offers claimed elements to the program. A consumer offers an element only while the
 // claim is confirmed. pump.go claims elements, and settle.go settles them.
 
-// errHidden is the error for an element that the client cannot read.
-var errHidden = zk.ErrNoAuth
-
 // The type `consumer` offers the elements that a pump claims.
 type consumer struct {
 	*Subscriber
 	Joining
 	q *core
-	p *pump // nil if the consumer's context had ended before Join
+	p *pump
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	c := &consumer{Subscriber: q.Enter(ctx, o), Joining: o, q: q}
-	if c.Ctx.Err() == nil {
-		c.p = q.join(&q.push, q.cfg.Prefetch)
-	}
-	return c
+	return &consumer{q.Enter(ctx, o), o, q, q.join(&q.push, q.cfg.Prefetch)}
 }
 
-func (c *consumer) Leave() {
-	c.Part(func() {
-		if c.p != nil {
-			c.p.leave()
-		}
-	})
-}
+func (c *consumer) Leave() { c.Part(c.p.leave) }
 
 func (c *consumer) Next() (Item, error) {
-	if c.p == nil {
-		return nil, session.CtxErr(c.Ctx)
-	}
 	for {
 		it, err := c.p.next(c.Ctx, 1, c.Hand, c.Faults)
 		if err != nil {
@@ -97,15 +80,11 @@ func (q *core) spent(it *item) bool {
 // decode, setAside returns the element to the queue instead: see [maxMisfits].
 func (q *core) setAside(it *item) {
 	e := entry{fate: Bury, reason: it.fault}
-	if it.misfit && q.skips.Misfit(it.bucket, it.seq, it.fault) != nil {
+	if it.misfit && q.Skips.Misfit(it.bucket, it.seq, it.fault) != nil {
 		e = entry{fate: Return}
 	}
 	it.c.decide(it, e)
 }
-
-// The method `has` returns true if a consumer may offer an item: the claim is not lost, and the fate of
-// the item is not decided.
-func (c *claimant) has(it *item) bool { return c.held.Err() == nil && !c.settled(it) }
 
 // The following methods implement the interface Item.
 
@@ -129,14 +108,26 @@ func (it *item) Taken() {
 }
 
 func (it *item) Handed() {
-	it.c.handed(it)
+	c := it.c
+	c.mu.Lock()
+	if !it.posted && c.held.Err() == nil && (it.final == nil || it.final.with != nil) { // the claim is not lost, and the fate is not decided
+		it.inHand = true
+		c.q.m.Holds.Add(1)
+	}
+	c.mu.Unlock()
 	it.pump.done()
 }
 
 func (it *item) PutBack() {
 	p := it.pump
-	p.putBack(it) // from here on, another consumer can have it
-	p.done()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.offering--; p.ctx.Err() != nil { // the method `run` ends, or has ended
+		it.c.decide(it, entry{fate: Return})
+		return
+	}
+	p.ready = slices.Insert(p.ready, 0, it)
+	p.changeLocked()
 }
 
 func (it *item) SetAside() {
@@ -145,7 +136,23 @@ func (it *item) SetAside() {
 	}
 }
 
-func (it *item) Context() context.Context { return it.c.context(it) }
+func (it *item) Context() context.Context {
+	c := it.c
+	c.lost()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if it.ctx == nil {
+		held := c.held
+		if it.posted {
+			held = context.Background() // the claimant may have ended since: that is no loss
+		}
+		it.ctx, it.cancel = context.WithCancelCause(held)
+		if it.posted || it.final != nil && it.final.with == nil {
+			it.cancel(it.lost)
+		}
+	}
+	return it.ctx
+}
 
 func (it *item) Settle(ctx context.Context, s Settlement) error {
 	_, err := it.c.settleNow(ctx, it, entry{fate: s.Fate, bump: !s.Untried, reason: s.Reason, due: dueAt(s.Due)})

@@ -15,14 +15,14 @@ import (
 func TestASecondLeaveWaitsForTheFirstWhileVirtualTimeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := 0
-		c := &consumer{q: &core{}, Subscriber: &Subscriber{of: &Subscribers{}, left: make(chan struct{}), over: func() {
+		c := &Subscriber{of: &Common{}, left: make(chan struct{}), over: func() {
 			time.Sleep(time.Second)
 			over++
-		}}}
+		}}
 		var both sync.WaitGroup
 		for range 2 {
 			both.Go(func() {
-				c.Leave()
+				c.Part(func() {})
 				if over != 1 {
 					t.Errorf("Leave has returned, and it was over %d times", over)
 				}

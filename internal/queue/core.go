@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // This file creates the engine of zsync's own layout, and has the parts that the other files share:
@@ -20,17 +18,11 @@ import (
 
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
-	DeadLetters
-	Subscribers
+	*Common
 	finder
-	cfg Settings
-
-	trace   *trace.Writer // trace of the claims, or nil
-	out     outbox
-	slots   *slots
-	gate    gate
-	sweeper *Sweeper
-	vetted  atomic.Pointer[session.Incarnation] // the last session in which `vet` accepted the queue
+	producer
+	out   outbox
+	trace *trace.Writer // trace of the claims, or nil
 
 	mu       sync.Mutex
 	push     *pump     // pump of the present consumers; guarded by mu
@@ -40,14 +32,11 @@ type core struct {
 
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
-	at := newSite(m, cfg.Path)
-	q := &core{Subscribers: Subscribers{Session: m, Queue: cfg.Path}, cfg: cfg, trace: m.Trace}
-	q.DeadLetters = DeadLetters{Manager: m, Path: cfg.Path, Dir: at.dead, Receipts: at.receipts}
-	q.finder.site, q.skips.Complain, q.finder.mark = at, q.Complain, q.mark
-	q.sweeper = NewSweeper(q.DeadLetters, cfg.KeepDead)
-	q.gate.site, q.gate.limit, q.gate.order, q.gate.turn = at, cfg.MaxLen, make(chan struct{}, 1), make(chan struct{}, 1)
-	q.slots = &slots{site: at, known: make(map[slot]string)}
-	q.out.producer = producer{at, cfg.Priorities, cfg.IDMemory, q.vet, q.sweeper, q.slots, new(sync.Map)}
+	at := NewCommon(m, cfg, nil)
+	q := &core{Common: at, producer: producer{Common: at}, trace: m.Trace}
+	q.finder.Common, q.finder.mark, q.out.producer = at, q.mark, &q.producer
+	q.gate = gate{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	q.slots.site = at.site
 	return q
 }
 
@@ -59,7 +48,7 @@ func (q *core) check(it *item) {
 		it.fault = fault
 		return
 	}
-	q.skips.Fits()
+	q.Skips.Fits()
 	if n := q.cfg.MaxAttempts; n > 0 && it.attempts >= n {
 		it.fault = fmt.Errorf("delivered %d times without success", it.attempts)
 	}
@@ -75,29 +64,6 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 		return err
 	}
 	return q.out.send(p)
-}
-
-// The method `commit` applies `ops` in one transaction, exactly once, even if sessions end during
-// the call.
-func (q site) commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return txns.Across(ctx, q.m, q.receipts, ops)
-}
-
-// The method `vet` returns an error if a parent znode of the queue lets other clients change the
-// znodes below that parent. It also creates missing parent znodes, so that no other client creates
-// one between this check and the use of the znode. It checks the queue once in each session. If the
-// Session has no ACL of its own, `vet` does nothing.
-func (q *core) vet(ctx context.Context, inc *session.Incarnation) error {
-	if q.vetted.Load() == inc {
-		return nil
-	}
-	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.dead} {
-		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
-			return err
-		}
-	}
-	q.vetted.Store(inc)
-	return nil
 }
 
 // The function `synced` sends a sync request, then calls `f` and returns the result of `f`. If the

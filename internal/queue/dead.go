@@ -17,32 +17,13 @@ import (
 )
 
 // This file stores, reads and removes dead letters, for all layouts. Its callers decide which
-// elements become dead letters.
-
-// DeadLetters are the elements of a queue that could not be decoded, were rejected, or were delivered
-// too often. They stay until a program or a Sweeper removes them.
-//
-// # Znodes
+// elements become dead letters: elements that could not be decoded, were rejected, or were delivered
+// too often. They stay until a program or a sweep removes them.
 //
 // One transaction moves an element to <path>-dead/dead-<priority>-<16 random digits>-<seq>, with
 // its data unchanged. It also creates the znode why-<the same 16 digits>, with the reason, the
 // attempts, and the time when the element was sent. Clients remove the two znodes together. If the
 // two do not fit into one request, the transaction creates only the first.
-type DeadLetters struct {
-	Manager       *session.Manager
-	Path          string // path of the queue, as the program knows it, for messages
-	Dir, Receipts string // paths as the servers know them
-
-	// Unframe returns the producer's data from the data that another library stores. If the stored
-	// data is the producer's data, Unframe is nil.
-	Unframe func(stored []byte) []byte
-}
-
-// NewDeadLetters returns the dead letters of the queue at path. It does no I/O.
-func NewDeadLetters(m *session.Manager, path string, unframe func([]byte) []byte) DeadLetters {
-	dir := m.Full(path)
-	return DeadLetters{m, path, dir + "-dead", dir + "-receipts", unframe}
-}
 
 // letterDigits is the number of random digits in the name of a dead letter. The digits make the
 // name unique. Sequence numbers alone are not unique, because they restart after the servers have
@@ -62,9 +43,9 @@ type circumstance struct {
 // Make returns the operations that create a dead letter. The argument `stored` is the data of the
 // dead letter. The argument `class` is its priority, as the layout writes it. If the parent znode
 // does not exist, the caller must create it.
-func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
-	digits := strings.ReplaceAll(session.NewGUID(), "-", "")[:letterDigits]
-	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dir, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.Manager.Config.ACL, Flags: zk.FlagSequence}
+func (q *Common) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
+	digits := randomDigits(letterDigits)
+	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dead, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
 	reason := "unknown"
 	if fault != nil {
 		reason = strings.ToValidUTF8(fault.Error(), "\uFFFD")
@@ -73,8 +54,8 @@ func (q *DeadLetters) Make(class string, stored []byte, sent time.Time, attempts
 		reason = strings.ToValidUTF8(reason[:maxReason], "")
 	}
 	data, err := json.Marshal(circumstance{reason, attempts, sent.UnixMilli()})
-	why := &zk.CreateRequest{Path: session.ChildPath(q.Dir, whyName(digits)), Data: data, Acl: q.Manager.Config.ACL}
-	if err != nil || Oversized(q.Manager, q.Receipts, letter, why) {
+	why := &zk.CreateRequest{Path: session.ChildPath(q.Dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
+	if err != nil || q.Oversized(letter, why) {
 		return []any{letter}
 	}
 	return []any{letter, why}
@@ -86,18 +67,18 @@ func whyName(digits string) string { return "why-" + digits }
 const noGUID = "00000000-0000-0000-0000-000000000000"
 
 // Oversized reports whether `ops` are too large for a transaction with a receipt.
-func Oversized(m *session.Manager, receipts string, ops ...*zk.CreateRequest) bool {
-	size := m.SizeOf(session.ChildPath(receipts, noGUID), nil)
+func (q site) Oversized(ops ...*zk.CreateRequest) bool {
+	size := q.m.SizeOf(session.ChildPath(q.Receipts, noGUID), nil)
 	for _, op := range ops {
-		size += m.SizeOf(op.Path, op.Data) + m.SizeOf(op.Path, nil)
+		size += q.m.SizeOf(op.Path, op.Data) + q.m.SizeOf(op.Path, nil)
 	}
 	return size > session.MaxPacket
 }
 
 // Report logs that an element has become a dead letter, and calls the observer.
-func (q *DeadLetters) Report(key string, err error) {
-	q.Manager.Log.Error("zsync: an element becomes a dead letter", "path", q.Path, "element", key, "err", err)
-	q.Manager.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.Path, Err: err})
+func (q *Common) Report(key string, err error) {
+	q.m.Log.Error("zsync: an element becomes a dead letter", "path", q.path, "element", key, "err", err)
+	q.m.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.path, Err: err})
 }
 
 // A deadName is the parsed name of a dead letter.
@@ -121,22 +102,22 @@ func parseDead(name string) (deadName, bool) {
 }
 
 // Count returns the number of dead letters.
-func (q *DeadLetters) Count(ctx context.Context, inc *session.Incarnation) (int, error) {
+func (q *Common) Count(ctx context.Context, inc *session.Incarnation) (int, error) {
 	ds, err := q.names(ctx, inc)
 	return len(ds), err
 }
 
 // The method `names` returns the names of the dead letters, the oldest first.
-func (q *DeadLetters) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
-	names, err := inc.Names(ctx, q.Dir)
+func (q *Common) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
+	names, err := inc.Names(ctx, q.Dead)
 	return parseAll(names, parseDead, func(a, b deadName) int { return cmp.Compare(a.seq-b.seq, 0) }), err
 }
 
-func (q *DeadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
+func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return func(yield func(*Letter, error) bool) {
 		var ds []deadName
-		err := q.Manager.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = inc.VetHere(ctx, q.Dir); err == nil {
+		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			if err = inc.VetHere(ctx, q.Dead); err == nil {
 				ds, err = q.names(ctx, inc)
 			}
 			return err
@@ -159,11 +140,11 @@ func (q *DeadLetters) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 
 // The method `read` reads a dead letter and its reason. If the servers refuse to let the client
 // read the data, the result is a Letter without data and the error zk.ErrNoAuth.
-func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) {
+func (q *Common) read(ctx context.Context, name deadName) (*Letter, error) {
 	d := &Letter{ID: name.id, Priority: name.class}
-	paths := []string{session.ChildPath(q.Dir, name.id), session.ChildPath(q.Dir, whyName(name.digits))}
-	err := q.Manager.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.VetHere(ctx, q.Dir); err != nil {
+	paths := []string{session.ChildPath(q.Dead, name.id), session.ChildPath(q.Dead, whyName(name.digits))}
+	err := q.m.During(ctx, func(inc *session.Incarnation) error {
+		if err := inc.VetHere(ctx, q.Dead); err != nil {
 			return err // an unauthorized client may have written the letter
 		}
 		nodes, err := inc.GetVisible(ctx, paths)
@@ -179,8 +160,8 @@ func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 				d.Since = time.UnixMilli(n.Stat.Ctime)
 			}
 		}
-		if q.Unframe != nil {
-			d.Data = q.Unframe(d.Data)
+		if q.unframe != nil {
+			d.Data = q.unframe(d.Data)
 		}
 		if d.paths = paths[:1]; nodes[1].Stat != nil {
 			d.paths = paths
@@ -197,22 +178,22 @@ func (q *DeadLetters) read(ctx context.Context, name deadName) (*Letter, error) 
 	return d, err
 }
 
-// Removal returns the operations that remove d, and their size.
-func (q *DeadLetters) Removal(d *Letter) (ops []any, size int) {
-	for _, path := range d.paths {
-		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-		size += q.Manager.SizeOf(path, nil)
-	}
-	return ops, size
+// Commit applies `ops` in one transaction, exactly once, even if sessions end during the call.
+func (q site) Commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	return txns.Across(ctx, q.m, q.Receipts, ops)
 }
 
-func (q *DeadLetters) Discard(ctx context.Context, d *Letter) (removed bool, err error) {
-	ops, _ := q.Removal(d)
-	_, err = txns.Across(ctx, q.Manager, q.Receipts, ops)
-	if session.IsNoNode(err) {
-		return false, nil
+// Removal returns the operations that remove d.
+func (d *Letter) Removal() (ops []any) {
+	for _, path := range d.paths {
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
-	return err == nil, err
+	return ops
+}
+
+func (q *Common) Discard(ctx context.Context, d *Letter) error {
+	_, err := q.Commit(ctx, d.Removal())
+	return err
 }
 
 // placeOf parses the priority and the key in the name of a dead letter of zsync's own layout.

@@ -105,12 +105,11 @@ type Engine interface {
 	// zk.ErrNoAuth, and continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
-	// Discard removes a dead letter, and reports whether the letter existed.
-	Discard(ctx context.Context, d *Letter) (bool, error)
+	// Discard removes a dead letter. The error is zk.ErrNoNode if the letter does not exist.
+	Discard(ctx context.Context, d *Letter) error
 
-	// Requeue stores the element of a dead letter at the end of the queue, with its
-	// priority and without attempts, and removes the letter, in one transaction. The
-	// error is zk.ErrNoNode if the letter does not exist.
+	// Requeue stores the element of a dead letter at the end of the queue, with its priority and
+	// without attempts, and removes the letter as Discard does, in one transaction.
 	Requeue(ctx context.Context, d *Letter) error
 }
 

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -86,15 +87,14 @@ func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) 
 // has no lines of deleted marks, and counts an attempt for each element that a deleted mark had in
 // hand. Its line "gone" lists the numbers without an element, up to the last element.
 func (t *lot) next() *board {
-	next := t.board.clone()
-	there := numbers(t.elements)
-	slices.Sort(there)
+	next := &board{maps.Clone(t.board.lines), t.board.gone, maps.Clone(t.board.tried)}
 	var gone spans
-	for from := int32(0); len(there) > 0; there = there[1:] {
-		if from < there[0] {
-			gone = append(gone, span{from, there[0] - 1})
+	from := int32(0)
+	for _, there := range spansOf(numbers(t.elements)) {
+		if from < there.a {
+			gone = append(gone, span{from, there.a - 1})
 		}
-		from = there[0] + 1
+		from = there.b + 1
 	}
 	for _, e := range t.elements {
 		for _, h := range t.dead {
@@ -120,8 +120,7 @@ type finding struct {
 
 // The type `finder` looks for free elements.
 type finder struct {
-	site
-	skips Skipper
+	*Common
 	keyed atomic.Bool   // elements have had keys
 	mark  func() string // returns the name of this client's mark, or ""
 
@@ -154,7 +153,7 @@ type quest struct {
 // The method `search` finds free elements.
 func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest) (*finding, error) {
 	f := &finding{}
-	again := q.skips.Next()
+	again := q.Skips.Next()
 	path := session.ChildPath(q.dir, keysName)
 	for {
 		*f = finding{due: again}
@@ -221,7 +220,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 		if !how.aside {
 			q.deleteEmpty(inc, lots, all[from:])
 		}
-		may := func(e element) bool { return !q.skips.Skipped(e.bucket, e.seq) }
+		may := func(e element) bool { return !q.Skips.Skipped(e.bucket, e.seq) }
 		if keys != nil {
 			if may, err = q.guard(ctx, inc, lots, keys.Version); err != nil {
 				return err
@@ -240,7 +239,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				f.more = keys == nil && (pick(lots, 1) >= 0 || from+atOnce < len(all))
 				return nil
 			}
-			if es, _ := t.free(1, func(e element) bool { return q.skips.Left(e.bucket, e.seq) }); len(es) > 0 && f.left == nil {
+			if es, _ := t.free(1, func(e element) bool { return q.Skips.Left(e.bucket, e.seq) }); len(es) > 0 && f.left == nil {
 				f.left = &finding{lot: t, es: es}
 			}
 		}
@@ -335,9 +334,9 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	}
 	for i, n := range nodes {
 		switch name := buckets[i].name; {
-		case n.Stat == nil || q.skips.Skipped(name, -1):
+		case n.Stat == nil || q.Skips.Skipped(name, -1):
 		case hidden(n):
-			q.skips.Unreadable(name, -1, name, zk.ErrNoAuth)
+			q.Skips.Unreadable(name, -1, name, zk.ErrNoAuth)
 		default:
 			lots = append(lots, newLot(buckets[i], n))
 		}
@@ -381,7 +380,7 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		return nil
 	}
 	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
-	if session.IsNoNode(err) || q.skips.Unreadable(t.name, -1, t.name, err) {
+	if session.IsNoNode(err) || q.Skips.Unreadable(t.name, -1, t.name, err) {
 		return nil // the bucket was empty, and is deleted; or the client cannot read it
 	}
 	if err != nil {
@@ -480,7 +479,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		}
 	}
 	return func(e element) bool {
-		skip := q.skips.Skipped(e.bucket, e.seq)
+		skip := q.Skips.Skipped(e.bucket, e.seq)
 		ok := !skip && w.allows(e)
 		if ok || skip {
 			w.bar(e, nobody) // a skipped element keeps its position before the other elements of its key

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -27,7 +28,6 @@ const secondAfter = 10 * time.Millisecond
 
 // The type `place` is a position in the line of idle consumers.
 type place struct {
-	q    *core
 	inc  *session.Incarnation
 	path string
 	roll *session.Roll // the listing that the creation has returned, or nil after `await` has used the listing
@@ -42,10 +42,8 @@ func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, err
 	dir := session.Dir{Path: q.dir + "-consumers"}
 	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(dir.Path, session.ProtectedName(guid, turnBase))}, GUID: guid, Data: q.m.Owner, List: true}
 	err := inc.CreateEphemeral(ctx, &made)
-	return &place{q: q, inc: inc, path: made.Path, roll: made.Roll}, err
+	return &place{inc: inc, path: made.Path, roll: made.Roll}, err
 }
-
-func (p *place) leave() { p.inc.Remove(p.path) }
 
 // The method `await` waits until `p` is among the first two places. The error is ErrVanished if
 // another client has deleted p.
@@ -70,35 +68,25 @@ func (p *place) await(ctx context.Context) (err error) {
 		if p.among {
 			return nil
 		}
-		// While both places directly ahead exist, p is not among the first two. So p watches these
-		// two, and no others.
-		if err := p.awaitEither(ctx, session.ChildPath(dir, all[i-1].Name), session.ChildPath(dir, all[i-2].Name)); err != nil {
+		// While both places directly ahead exist, p is not among the first two. So p waits until either
+		// of these two is deleted, and watches no others.
+		paths := pathsOf(dir, all[i-2:i], func(c lock.Child) string { return c.Name })
+		var watches []*conn.Watch
+		for _, path := range paths {
+			watches = append(watches, p.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path}))
+		}
+		looks, err := p.inc.LookAtAll(ctx, paths...)
+		for _, l := range looks {
+			err = cmp.Or(err, l.Err)
+		}
+		if err == nil {
+			err = p.inc.AwaitAny(ctx, watches, time.Time{})
+		}
+		if leaveAll(p.inc, watches); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}
 	return nil
-}
-
-// awaitEither waits until either of two znodes is deleted.
-func (p *place) awaitEither(ctx context.Context, paths ...string) error {
-	var watches []*conn.Watch
-	for _, path := range paths {
-		watches = append(watches, p.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path}))
-	}
-	defer leaveAll(p.inc, watches)
-	looks, err := p.inc.LookAtAll(ctx, paths...)
-	if err != nil {
-		return err
-	}
-	for _, l := range looks {
-		if session.IsNoNode(l.Err) {
-			return nil
-		}
-		if l.Err != nil {
-			return l.Err
-		}
-	}
-	return p.inc.AwaitAny(ctx, watches, time.Time{})
 }
 
 func leaveAll(inc *session.Incarnation, watches []*conn.Watch) {
@@ -146,13 +134,16 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.live}))
 		}
 		found, due, err := p.lookAgain(inc)
-		switch {
-		case err == nil && !found && !p.wanted(inc) && p.place.othersWait(p.ctx):
-			found = true
-			p.leavePlace() // another pump waits for the next element
-		case err == nil && !found:
-			err = inc.AwaitAny(p.ctx, watches, due)
-			p.rung = true
+		if err == nil && !found {
+			soon, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
+			unwanted := p.wait(soon, inc, func() bool { return p.waiting > 0 }) != nil
+			cancel()
+			if found = unwanted && p.place.othersWait(p.ctx); found {
+				p.leavePlace() // another pump waits for the next element
+			} else {
+				err = inc.AwaitAny(p.ctx, watches, due)
+				p.rung = true
+			}
 		}
 		leaveAll(inc, watches)
 		if err != nil || found {
@@ -190,13 +181,12 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 		return true, due, nil
 	}
 	p.spread = 1 // no element is free, so no consumer competes for one
-	q.sweeper.Sweep(inc)
-	return false, earlier(q.sweeper.Next(), p.found.due), nil
+	return false, earlier(q.Sweep(inc), p.found.due), nil
 }
 
 func (p *pump) leavePlace() {
 	if p.place != nil {
-		p.place.leave()
+		p.place.inc.Remove(p.place.path)
 		p.place = nil
 	}
 }

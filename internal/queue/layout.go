@@ -83,12 +83,9 @@ type site struct {
 	m    *session.Manager
 	path string // as the program knows it, for messages
 
-	dir, live, senders, receipts, ids, dead string
-}
+	dir, live, senders, ids string
 
-func newSite(m *session.Manager, path string) site {
-	dir := m.Full(path)
-	return site{m, path, dir, dir + "-live", dir + "-senders", dir + "-receipts", dir + "-ids", dir + "-dead"}
+	Receipts, Dead string // the parents of the receipts of transactions and of the dead letters
 }
 
 // maxPost is the largest number of elements that a transaction settles.
@@ -120,27 +117,21 @@ func (b bucket) text() string { return b.name }
 func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010d", prio, number) }
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 
-// The type `slot` is a period of time. Delayed elements that are due in the same slot share buckets.
-type slot struct {
-	prio  int
-	start int64 // in Unix milliseconds
-}
-
-// slotOf returns the slot of an element that is due at the time `due`. The length of a slot is
-// between a 64th and a 32nd of the delay, but at least a second. So there are few slots, however
-// long the delays are. All elements that are already due share a slot, however late they are.
-func slotOf(prio int, due, now int64) slot {
+// A slot is a period of time. Delayed elements that are due in the same slot share buckets. slotOf
+// returns the slot of an element that is due at the time `due`, as the beginning of the names of
+// these buckets. The length of a slot is between a 64th and a 32nd of the delay, but at least a
+// second. So there are few slots, however long the delays are. All elements that are already due
+// share a slot, however late they are.
+func slotOf(prio int, due, now int64) string {
 	width := int64(1000)
 	due = max(due, now)
 	for width < math.MaxInt64/64 && width*64 <= due-now {
 		width *= 2
 	}
-	return slot{prio, due - due%width}
+	return fmt.Sprintf("d-%05d-%013d-", prio, due-due%width)
 }
 
-func (s slot) prefix() string { return fmt.Sprintf("d-%05d-%013d-", s.prio, s.start) }
-
-// parseBucket parses the result of bucketName, or a name that begins with the prefix of a slot.
+// parseBucket parses the result of bucketName, or a name that begins with a slot.
 func parseBucket(name string) (bucket, bool) {
 	kind, rest, _ := strings.Cut(name, "-")
 	p, n, _ := strings.Cut(rest, "-")
@@ -159,7 +150,7 @@ func parseBucket(name string) (bucket, bool) {
 // precedes all elements of its priority that were sent without a delay.
 func parseBuckets(names []string) []bucket {
 	return parseAll(names, parseBucket, func(a, b bucket) int {
-		return cmp.Or(cmp.Compare(a.prio, b.prio), firstIf(a.delayed, b.delayed), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.prio, b.prio), cmp.Compare(b.name[0], a.name[0]), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
 	})
 }
 
@@ -173,17 +164,6 @@ func parseAll[E any](names []string, parse func(name string) (E, bool), compare 
 	}
 	slices.SortFunc(es, compare)
 	return es
-}
-
-// firstIf compares two values by a property of each: true comes before false.
-func firstIf(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }
 
 // The type `element` is the parsed name of an element.
@@ -343,7 +323,7 @@ func dueAt(t time.Time) int64 {
 //
 // The data of a note are the time for which the queue remembers the ID, and the bucket of the
 // element. While the note exists, the servers refuse the transaction of a second Send with this ID.
-// If a note has expired by the servers' clock, a producer replaces it. The Sweeper deletes expired
+// If a note has expired by the servers' clock, a producer replaces it. A sweep deletes expired
 // notes.
 
 // The type `note` is the parsed data of that znode.

@@ -16,9 +16,6 @@ type pace struct {
 	asks int           // calls of `asked` after a delivery
 }
 
-// The method `took` is called when a consumer has got an element.
-func (c *pace) took(now time.Time) { c.last = now }
-
 // The method `asked` is called when a consumer begins to wait for an element and no other consumer
 // waits.
 func (c *pace) asked(now time.Time) {

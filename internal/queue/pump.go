@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -17,8 +19,8 @@ import (
 // settles them.
 
 // The type `pump` claims elements for the consumers of one Queue value: see the method `step`. At
-// first, it claims one element ahead. If a claim has filled all room, and a consumer has waited
-// since the previous claim, the pump doubles the number of elements that it claims ahead, up to the
+// first, it claims no element ahead. If a claim has filled all room, and a consumer has waited
+// since the previous claim, the pump claims two elements ahead, and then doubles their number, up to the
 // prefetch. So a slow consumer leaves the other elements to other clients.
 type pump struct {
 	q      *core
@@ -31,7 +33,6 @@ type pump struct {
 	consumers int // number of consumers that have not left; guarded by q.mu
 
 	mu       sync.Mutex    // guards the fields from here to `claiming`
-	running  bool          // the method `run` was started, or must not start
 	waiting  int           // number of items that consumers wait for
 	hand     bool          // a consumer that settles its items has called `next`
 	offering int           // number of items that consumers offer and the program has not taken
@@ -59,9 +60,10 @@ func (q *core) join(of **pump, most int) *pump {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if *of == nil {
-		p := &pump{q: q, of: of, most: most, changed: make(chan struct{}), over: make(chan struct{}), ahead: min(most, 1), spread: 1}
+		p := &pump{q: q, of: of, most: most, changed: make(chan struct{}), over: make(chan struct{}), spread: 1}
 		p.ctx, p.cancel = context.WithCancel(context.Background())
 		*of = p
+		q.m.Spawn(p.run)
 	}
 	(*of).consumers++
 	return *of
@@ -80,14 +82,8 @@ func (p *pump) leave() {
 		*p.of = nil
 	}
 	p.q.mu.Unlock()
-	p.mu.Lock()
-	running := p.running
-	p.running = true // so that the method `run` never begins
-	p.mu.Unlock()
-	if last && running {
-		if inc := p.q.m.Present(); inc != nil {
-			inc.AwaitConnected(p.over, session.Grace)
-		}
+	if inc := p.q.m.Present(); last && inc != nil {
+		inc.AwaitConnected(p.over, session.Grace)
 	}
 }
 
@@ -108,10 +104,6 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	p.waiting += n
 	p.hand = p.hand || hand
 	p.changeLocked()
-	if !p.running {
-		p.running = true
-		p.q.m.Spawn(p.run)
-	}
 	defer func() {
 		p.waiting -= n
 		p.mu.Unlock()
@@ -121,7 +113,7 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 			return nil, session.CtxErr(ctx)
 		}
 		if it := p.takeLocked(); it != nil {
-			p.pace.took(time.Now())
+			p.pace.last = time.Now()
 			if len(p.ready) <= p.ahead/2 {
 				p.changeLocked()
 			}
@@ -145,8 +137,7 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 	}
 }
 
-// The method `poll` returns an item like the method `next`. If no item is ready, it does not wait,
-// but returns nil.
+// The method `poll` returns an item like the method `next`, or nil if no item is ready.
 func (p *pump) poll() *item {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,7 +149,7 @@ func (p *pump) takeLocked() *item {
 	for len(p.ready) > 0 {
 		it := p.ready[0]
 		p.ready = p.ready[1:]
-		if it.c.has(it) {
+		if it.c.held.Err() == nil && !it.c.settled(it) {
 			it.pump = p
 			p.offering++
 			return it
@@ -167,32 +158,19 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// The method `done` ends an offer. It does not wake the pump, although there may be room now. The
-// consumer wakes the pump when it calls `next` again.
+// The method `done` ends an offer. It does not wake the pump: the consumer does when it calls `next`
+// again.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.offering--
 }
 
-// putBack is called with an item that the program has not taken. The item is the next that a consumer
-// offers. At the end of `run` and after it, putBack returns the element to the queue.
-func (p *pump) putBack(it *item) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ctx.Err() != nil {
-		it.c.decide(it, entry{fate: Return})
-		return
-	}
-	p.ready = slices.Insert(p.ready, 0, it)
-	p.changeLocked()
-}
-
 // The method `run` claims elements until the last consumer has left or the Session is being closed.
 func (p *pump) run() {
 	defer close(p.over)
 	defer p.returnReady() // a consumer may have put an item back after the last session
-	defer p.cancel()      // from here on, putBack returns items to the queue
+	defer p.cancel()      // from here on, PutBack returns items to the queue
 	p.q.m.Spawn(func() {
 		select {
 		case <-p.q.m.Closing:
@@ -400,7 +378,7 @@ func (p *pump) fetch(c *claimant, items []*item, read func() ([]session.Node, er
 			c.dropLocked(it, true)
 		case hidden(n):
 			c.enterLocked(it, entry{fate: Return})
-			defer p.q.skips.Unreadable(it.bucket, it.seq, it.key(), errHidden)
+			defer p.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
 		default:
 			it.read(n)
 			ours = append(ours, it)
@@ -422,7 +400,7 @@ func (p *pump) fill(items []*item, most bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if most && p.starved {
-		p.ahead = min(max(2*p.ahead, 1), p.most)
+		p.ahead = min(max(2*p.ahead, 2), p.most)
 	}
 	p.starved = false
 	size := 0
@@ -469,16 +447,6 @@ func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) 
 	}
 	err = p.wait(p.ctx, inc, so)
 	return room, hands, err
-}
-
-// A fast consumer calls `next` again within the time `patience`.
-const patience = 5 * time.Millisecond
-
-// The method `wanted` reports whether a consumer waits now, or will wait in a moment.
-func (p *pump) wanted(inc *session.Incarnation) bool {
-	limited, cancel := context.WithTimeout(p.ctx, patience)
-	defer cancel()
-	return p.wait(limited, inc, func() bool { return p.waiting > 0 }) == nil
 }
 
 // The method `wait` blocks until the function `so` returns true. It calls `so` with mu held.

@@ -19,8 +19,7 @@ import (
 // counts the elements at most once in the time countEvery. Between two counts, it adds only the
 // elements that it sends itself, so the elements of other producers can exceed the limit.
 type gate struct {
-	site
-	limit int           // 0: no limit
+	*Common
 	order chan struct{} // a Send puts a token in before it may wait, and takes it out after: so Sends keep their order
 	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
 	full  atomic.Bool   // the Send with the token of `order` waits for room
@@ -46,7 +45,7 @@ const (
 // The method `enter` waits until there is room for `p`. If `hurry` is set, it returns ErrFull
 // instead of waiting. An element whose ID is known needs no room, because Send does not store it.
 func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
-	n, limit := len(p.data), g.limit
+	n, limit := len(p.data), g.cfg.MaxLen
 	switch {
 	case limit == 0:
 		return nil
@@ -106,32 +105,30 @@ func (g *gate) admit(ctx context.Context, n int) (fits bool, wait time.Duration,
 		return false, 0, session.CtxErr(ctx)
 	}
 	defer func() { <-g.turn }()
-	if time.Since(g.counted) >= countEvery || g.have+n > g.limit {
-		have, buckets, err := g.count(ctx)
+	if time.Since(g.counted) >= countEvery || g.have+n > g.cfg.MaxLen {
+		// If there is little room, two counts in a row must be equal. If the queue seems to be full,
+		// it is counted again after a sync.
+		sure := func(n int) bool { return n >= g.cfg.MaxLen || n <= g.cfg.MaxLen-g.cfg.MaxLen/10-10 }
+		err := g.m.During(ctx, func(inc *session.Incarnation) error {
+			have, buckets, err := g.length(ctx, inc, sure)
+			if err == nil && have >= g.cfg.MaxLen {
+				if err = inc.Sync(ctx, g.dir); err == nil {
+					have, buckets, err = g.length(ctx, inc, sure)
+				}
+			}
+			if err == nil {
+				g.have, g.buckets, g.counted = have, buckets, time.Now()
+			}
+			return err
+		})
 		if err != nil {
 			return false, 0, err
 		}
-		g.have, g.buckets, g.counted = have, buckets, time.Now()
 	}
-	if fits = g.have+n <= g.limit; fits {
+	if fits = g.have+n <= g.cfg.MaxLen; fits {
 		g.have += n
 	}
 	return fits, min(max(countEvery, countEvery*time.Duration(g.buckets)/2), mostWait), nil
-}
-
-// The method `count` counts the elements. If there is little room, two counts in a row must be
-// equal. If the queue seems to be full, the method counts again after a sync.
-func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
-	sure := func(n int) bool { return n >= g.limit || n <= g.limit-g.limit/10-10 }
-	err = g.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if have, buckets, err = g.length(ctx, inc, sure); err == nil && have >= g.limit {
-			if err = inc.Sync(ctx, g.dir); err == nil {
-				have, buckets, err = g.length(ctx, inc, sure)
-			}
-		}
-		return err
-	})
-	return have, buckets, err
 }
 
 // The method `length` counts the elements until two counts in a row are equal: then the queue had that
@@ -139,20 +136,30 @@ func (g *gate) count(ctx context.Context) (have, buckets int, err error) {
 // bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
 // result is the last count.
 func (q site) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
-	var before []tally
+	var before []int64
 	for i := 0; ; i++ {
-		all, err := q.counts(ctx, inc)
+		all, err := q.buckets(ctx, inc)
+		if err != nil {
+			return 0, 0, err
+		}
+		nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, all, bucket.text))
 		if err != nil {
 			return 0, 0, err
 		}
 		n = 0
-		for _, b := range all {
-			n += int(b.children)
+		var changes []int64 // each Pzxid changes when an element is added or removed
+		for _, b := range nodes {
+			switch {
+			case b.Concealed():
+				return 0, 0, zk.ErrNoAuth // the number of its elements is unknown
+			case b.Stat != nil:
+				n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)
+			}
 		}
-		if i > 0 && slices.Equal(all, before) || i == maxCounts || sure(n) {
-			return n, len(all), nil
+		if i > 0 && slices.Equal(changes, before) || i == maxCounts || sure(n) {
+			return n, len(changes), nil
 		}
-		before = all
+		before = changes
 	}
 }
 
@@ -172,33 +179,4 @@ func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 func (q site) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 	names, err := inc.Names(ctx, q.dir)
 	return parseBuckets(names), err
-}
-
-// The type `tally` is the number of elements in a bucket.
-type tally struct {
-	name     string
-	children int32
-	changed  int32 // changes when an element is added or removed
-}
-
-// The method `counts` returns the number of elements in each bucket. The result is not a snapshot
-// of all buckets.
-func (q site) counts(ctx context.Context, inc *session.Incarnation) (all []tally, err error) {
-	buckets, err := q.buckets(ctx, inc)
-	if err != nil {
-		return nil, err
-	}
-	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
-	if err != nil {
-		return nil, err
-	}
-	for i, n := range nodes {
-		if n.Concealed() {
-			return nil, zk.ErrNoAuth // the number of its elements is unknown
-		}
-		if n.Stat != nil {
-			all = append(all, tally{buckets[i].name, n.Stat.NumChildren, n.Stat.Cversion})
-		}
-	}
-	return all, nil
 }

@@ -45,23 +45,19 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
-// The type `producer` has the settings that a Queue value uses in Send, and the facts that its
-// outboxes share.
+// The type `producer` has what all outboxes of a Queue value share.
 type producer struct {
-	site
-	priorities int
-	memory     time.Duration // the queue remembers an ID for this long
-	vet        func(ctx context.Context, inc *session.Incarnation) error
-	sweeper    *Sweeper
-	slots      *slots
-	full       *sync.Map // by priority, the number of the newest bucket that a response showed to be full
+	*Common
+	slots slots
+	gate  gate
+	full  sync.Map // by priority, the number of the newest bucket that a response showed to be full
 }
 
 // The method `parcel` returns the parcel of the batch `b`.
-func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
+func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
-		p.prio = (q.priorities - 1) / 2
+		p.prio = (q.cfg.Priorities - 1) / 2
 	}
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
@@ -80,7 +76,9 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	}
 	limit := session.MaxPacket - q.overhead()
 	if len(b.Data) == 1 {
-		limit -= q.spare()
+		// A client that returns or requeues the element, or makes it a dead letter, needs a larger
+		// request: that request also has the paths of other znodes, which can be long.
+		limit -= 96 + 12*max(0, len(q.dir)-32)
 	}
 	if p.size > limit {
 		return nil, fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), p.size, p.size-limit, session.ErrTooLarge)
@@ -89,19 +87,14 @@ func (q producer) parcel(ctx context.Context, b Batch) (*parcel, error) {
 }
 
 // elementSize returns an upper bound of the bytes that an element adds to a transaction.
-func (q producer) elementSize(data []byte) int {
+func (q site) elementSize(data []byte) int {
 	return len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + q.m.SizeOfACL(q.m.Config.ACL)
 }
 
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.
-func (q producer) overhead() int {
+func (q site) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
-
-// The method `spare` returns the bytes that a request with one element must leave free. A client
-// that returns or requeues the element, or makes it a dead letter, needs a larger request: that
-// request also has the paths of other znodes, which can be long.
-func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 
 // The type `outbox` stores the parcels of all goroutines, one transaction after another, in the
 // order in which they arrive. A parcel that arrives during a transaction is stored by the next
@@ -110,7 +103,7 @@ func (q producer) spare() int { return 96 + 12*max(0, len(q.dir)-32) }
 // A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
 // elements instead. Their absence would prove nothing, because consumers may have removed them.
 type outbox struct {
-	producer
+	*producer
 
 	mu      sync.Mutex
 	waiting []*parcel // guarded by mu
@@ -164,12 +157,12 @@ func (o *outbox) run() {
 		if group == nil {
 			return
 		}
-		inc, err := o.post(group)
+		err := o.post(group)
 		for _, p := range group {
 			p.done <- cmp.Or(p.err, err)
 		}
-		if inc != nil {
-			o.sweeper.Sweep(inc)
+		if inc := o.m.Present(); inc != nil {
+			o.Sweep(inc)
 		}
 	}
 }
@@ -201,8 +194,8 @@ func (o *outbox) take() (group []*parcel) {
 	return group
 }
 
-// The method `post` stores a group, and returns the session of its last attempt.
-func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
+// The method `post` stores a group.
+func (o *outbox) post(group []*parcel) error {
 	// If one call of Send ends early, the other calls of its group must continue. So ctx ends only
 	// when the contexts of all these calls have ended.
 	ctx, cancel := context.WithCancel(session.Finishing)
@@ -216,55 +209,102 @@ func (o *outbox) post(group []*parcel) (inc *session.Incarnation, err error) {
 			}
 		})()
 	}
-	g := &posted{o: o, group: slices.Clone(group)}
+	x := &load{m: o.m, sends: []*shipment{{o: o, group: slices.Clone(group)}}}
+	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return txns.Across(ctx, o.m, o.senders, ops) })
+	return err
+}
+
+// The type `load` has the operations and sends of a program in one transaction. The transaction can
+// also remove an element. Until it is applied, the element stays in hand: a refused load changes
+// nothing.
+type load struct {
+	m     *session.Manager
+	ops   []any       // the program's own operations, with paths as the servers know them
+	sends []*shipment // one for each queue; each of the program has an outbox of its own, so that it keeps its knowledge of the queue from the first attempt to the last
+	size  int         // upper bound, in bytes
+
+	rs []zk.MultiResponse // if it removes an element: responses to the program's operations
+}
+
+// The type `shipment` has all elements that one transaction sends to one queue. Two shipments to a
+// queue could fail: each checks the version of the tail, and the first could change the version that
+// the second checks.
+type shipment struct {
+	o     *outbox
+	group []*parcel
+	op    int // for a load of the program: index of the first operation that sends to the queue
+	at    int // index of its first step in the load
+
+	steps []step
+	tails map[int]*tail // by priority, as the `steps` leave them
+}
+
+// The method `apply` applies the load with the function `commit`. It cures the refusals of steps that
+// store elements. It returns the responses to the program's operations.
+func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
 	for {
-		err = o.m.During(ctx, func(now *session.Incarnation) error {
-			inc = now
-			if err := o.vet(ctx, inc); err != nil {
-				return err
-			}
-			return g.build(inc)
+		var steps []step
+		err := x.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			steps, err = x.steps(inc)
+			return err
 		})
-		if err != nil || len(g.group) == 0 {
-			return inc, err
+		if err != nil || len(steps) == 0 {
+			return nil, err
 		}
-		rs, err := txns.Across(ctx, o.m, o.senders, opsOf(g.steps))
+		rs, err := commit(opsOf(steps))
 		if err == nil {
-			g.learn(rs)
-			return inc, nil
+			return x.answered(rs), nil
 		}
+		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
 		i := session.FailedOp(rs)
-		if i < 0 || session.OutcomeOf(err) != session.Answered {
-			o.forget() // the transaction may have been applied, and then the versions have changed
-			return inc, err
+		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
+			for _, s := range x.sends {
+				s.o.forget() // the transaction may have been applied, and then the versions have changed
+			}
+			return rs[:min(len(rs), len(x.ops))], err
 		}
-		err = o.m.During(ctx, func(now *session.Incarnation) error {
-			inc = now
-			return g.steps[i].cure(inc, err)
-		})
-		if err != nil {
-			return inc, err
+		if err := x.m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
+			return nil, err // not the error of the refusal, which would mean that an operation of the program was at fault
 		}
 	}
 }
 
-// A posted value is a group of parcels that an outbox or a load is storing.
-type posted struct {
-	o     *outbox
-	group []*parcel
-	steps []step
-	tails map[int]*tail // by priority, as the `steps` leave them
+// The method `steps` returns the steps of one attempt.
+func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
+	for _, op := range x.ops {
+		steps = append(steps, step{op, incurable})
+	}
+	for _, s := range x.sends {
+		if err := s.build(inc); err != nil {
+			return nil, err
+		}
+		s.at = len(steps)
+		steps = append(steps, s.steps...)
+	}
+	return steps, nil
+}
+
+// The method `answered` is called with the responses to the steps, after the load was applied. It
+// returns the responses to the program's operations.
+func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
+	for _, s := range x.sends {
+		s.learn(rs[s.at : s.at+len(s.steps)])
+	}
+	return x.m.BareResponses(rs[:len(x.ops)])
 }
 
 // The method `build` sets g.steps to the transaction of one attempt. It uses the buckets that the
 // outbox knows. If the servers have refused an attempt, for example because the newest bucket was
 // deleted, a cure has corrected that knowledge.
-func (g *posted) build(inc *session.Incarnation) error {
+func (g *shipment) build(inc *session.Incarnation) error {
 	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
 	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
 		return nil
 	}
-	err := g.o.locate(inc, g.group)
+	err := g.o.vet(session.Finishing, inc)
+	if err == nil {
+		err = g.o.locate(inc, g.group)
+	}
 	if err == nil {
 		err = g.assemble(inc)
 	}
@@ -272,7 +312,7 @@ func (g *posted) build(inc *session.Incarnation) error {
 }
 
 // The method `learn` reads from the responses to g.steps which buckets are full now.
-func (g *posted) learn(rs []zk.MultiResponse) {
+func (g *shipment) learn(rs []zk.MultiResponse) {
 	for prio, t := range g.tails {
 		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
 		if !ok { // the reply was lost
@@ -370,7 +410,7 @@ func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []i
 }
 
 // The method `assemble` sets g.steps and g.tails.
-func (g *posted) assemble(inc *session.Incarnation) error {
+func (g *shipment) assemble(inc *session.Incarnation) error {
 	o := g.o
 	g.tails = make(map[int]*tail)
 	anew := func(*session.Incarnation) error {
@@ -432,14 +472,14 @@ func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	return err
 }
 
-func (g *posted) add(op any, c func(*session.Incarnation, error) error) {
+func (g *shipment) add(op any, c func(*session.Incarnation, error) error) {
 	g.steps = append(g.steps, step{op, c})
 }
 
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
 // the newest bucket, or the creation of the next bucket. It returns the tail as it will be after
 // these steps.
-func (g *posted) open(prio int, anew func(*session.Incarnation, error) error) *tail {
+func (g *shipment) open(prio int, anew func(*session.Incarnation, error) error) *tail {
 	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
 	path := session.ChildPath(g.o.dir, tailName(prio))
 	if !t.full {
@@ -473,7 +513,7 @@ func (q site) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" +
 
 // If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
 // the bucket of the element.
-func (g *posted) identify(p *parcel, bucket string) {
+func (g *shipment) identify(p *parcel, bucket string) {
 	if p.id == "" {
 		return
 	}
@@ -482,7 +522,7 @@ func (g *posted) identify(p *parcel, bucket string) {
 	add := func(op any) {
 		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(session.Finishing, inc, p, err) })
 	}
-	data := note{q.memory, bucket}.marshal()
+	data := note{q.cfg.IDMemory, bucket}.marshal()
 	if p.stale != nil {
 		add(&zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
 		add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
@@ -492,7 +532,7 @@ func (g *posted) identify(p *parcel, bucket string) {
 }
 
 // The method `known` is the cure for a refusal of the note of a parcel's ID.
-func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
+func (g *shipment) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
 	switch {
 	case session.IsNoNode(err) && p.stale == nil:
 		// MakeDir creates the znode `ids` as a persistent znode. If `ids` were deleted and created
@@ -508,7 +548,7 @@ func (g *posted) known(ctx context.Context, inc *session.Incarnation, p *parcel,
 // replaces. It reads all notes at once, because a concurrent sweep can change one note after
 // another, and each change would make another attempt fail. A parcel whose ID the queue remembers
 // gets the error ErrKnown, and leaves the group.
-func (g *posted) reread(ctx context.Context, inc *session.Incarnation) error {
+func (g *shipment) reread(ctx context.Context, inc *session.Incarnation) error {
 	q := g.o
 	ids, err := inc.Exists(ctx, q.ids)
 	if err != nil {

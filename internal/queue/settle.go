@@ -35,7 +35,7 @@ type item struct {
 	c        *claimant
 	pump     *pump // the pump that offers it
 	data     []byte
-	size     int       // length of `data`; valid after the method `drop`, too
+	size     int       // length of `data`; valid after `data` is dropped, too
 	attempts int       // number of deliveries before this claim
 	sent     time.Time // time of the Send, by the servers' clock
 	value    any       // decoded data
@@ -51,7 +51,7 @@ type item struct {
 	then   *entry // its fate if the servers refuse `final`, which has a load; or nil
 	lost   error  // reason of the loss, if the claimant has ended and returned the item
 
-	ctx    context.Context         // context of the claim; nil until the first call of the method `context`
+	ctx    context.Context         // context of the claim; nil until the first call of Context
 	cancel context.CancelCauseFunc // ends ctx
 }
 
@@ -64,9 +64,6 @@ func (it *item) read(n session.Node) {
 	}
 }
 
-// The method `drop` forgets the data. No caller needs the data after the fate is carried out.
-func (it *item) drop() { it.data, it.value = nil, nil }
-
 // The type `entry` is the fate of an item.
 type entry struct {
 	item   *item
@@ -74,7 +71,7 @@ type entry struct {
 	bump   bool          // this delivery counts as an attempt
 	due    int64         // for Later: due time in Unix milliseconds
 	reason error         // for Bury: reason of the dead letter
-	with   *load         // for Remove: the program's operations in the same transaction, or nil
+	with   *load         // for Remove: the program's operations in the same transaction, or nil; the entry is `alone`
 	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	alone  bool          // the entry needs a transaction of its own
 	done   chan struct{}
@@ -146,17 +143,6 @@ func (c *claimant) sendLocked(e *entry) {
 	}
 }
 
-// The method `handed` records that the program has taken an item and will settle it.
-func (c *claimant) handed(it *item) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if it.final != nil && it.final.with == nil || it.posted || c.held.Err() != nil {
-		return // its fate is decided already, or the claim is lost
-	}
-	it.inHand = true
-	c.q.m.Holds.Add(1)
-}
-
 // leaveLocked ends the hold of the program on an item, and ends the context of the claim.
 func (c *claimant) leaveLocked(it *item) {
 	if it.inHand {
@@ -166,24 +152,6 @@ func (c *claimant) leaveLocked(it *item) {
 	if it.cancel != nil {
 		it.cancel(it.lost)
 	}
-}
-
-// The method `context` returns the context of a claim.
-func (c *claimant) context(it *item) context.Context {
-	c.lost()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if it.ctx == nil {
-		held := c.held
-		if it.posted {
-			held = context.Background() // the claimant may have ended since: that is no loss
-		}
-		it.ctx, it.cancel = context.WithCancelCause(held)
-		if it.posted || it.final != nil && it.final.with == nil {
-			it.cancel(it.lost)
-		}
-	}
-	return it.ctx
 }
 
 // The method `run` settles the entries in c.queue until there are none.
@@ -250,7 +218,11 @@ func (c *claimant) settle(es []*entry) {
 		}
 		e := es[0]
 		if i := session.FailedOp(rs) - 1; i >= 0 {
-			e, err = owners[i], steps[i].cure(c.inc, err)
+			if e = owners[i]; e.with != nil && 0 < i && i <= len(e.with.ops) { // an operation of the program: step 0 is the deletion
+				e.with.rs = make([]zk.MultiResponse, len(e.with.ops))
+				e.with.rs[i-1].Error = err
+			}
+			err = steps[i].cure(c.inc, err)
 		} else if len(es) > 1 { // the next calls of `settle` send each entry alone, to find the faulty entry
 			c.mu.Lock()
 			for _, e := range es {
@@ -287,11 +259,15 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
 		switch {
 		case e.with != nil:
-			err = e.with.add(c.inc, len(steps)+1, add)
+			var load []step
+			load, err = e.with.steps(c.inc)
+			for _, s := range load {
+				add(s.op, s.cure)
+			}
 		case e.fate == Bury:
 			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
-					return inc.MakeDir(session.Finishing, session.Dir{Path: q.dead})
+					return inc.MakeDir(session.Finishing, session.Dir{Path: q.Dead})
 				}))
 			}
 		case e.fate == Later:
@@ -313,9 +289,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		}))
 	}
 	if bell {
-		ops, refused := c.bell()
-		for _, op := range ops {
-			add(op, func(*session.Incarnation, error) error { refused(); return nil })
+		for _, op := range c.bell() {
+			add(op, func(*session.Incarnation, error) error { c.mute.Store(true); return nil })
 		}
 	}
 	return steps, owners, nil
@@ -362,7 +337,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		case e.with != nil && rs == nil:
 			e.with.rs = c.q.m.BareResponses(c.inc.Recall(session.Finishing, e.with.ops, zxid))
 		case e.with != nil:
-			e.with.rs = e.with.answered(rs[e.with.at:])
+			e.with.rs = e.with.answered(rs[2:]) // the first two are the check of the mark and the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.fate]
 		fates[word] = append(fates[word], e.item)

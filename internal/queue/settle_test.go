@@ -119,54 +119,46 @@ func TestNoElementOvertakesTheDelayedElementOfItsKeyDuringASearch(t *testing.T) 
 }
 
 // A consumer may not write the queue's znode, so it cannot ring the bell when it frees an element.
-// An idle consumer gets the element at once nevertheless.
+// An idle consumer of its session gets the element at once nevertheless.
 func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {
 	for fate, name := range map[Fate]string{Return: "return", Later: "later", Remove: "remove"} {
-		for _, own := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, own %v", name, own), func(t *testing.T) {
-				harness.VirtualTime(t, func(t *testing.T) {
-					srv := zktest.Start(t)
-					q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
-					b := Batch{Priority: Middle, Data: [][]byte{[]byte("x")}}
-					if fate == Remove { // frees the next element of the same key
-						b.Data, b.Keys = append(b.Data, []byte("y")), []string{"k", "k"}
-					}
-					harness.Must(t, other.Send(t.Context(), b))
-					harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
-					it := receive(t, q)
-					if own {
-						other = q
-						harness.SetACL(t, srv, "/q-live", zk.WorldACL(zk.PermRead|zk.PermCreate)) // no way is left to wake other clients
-					}
-					c := other.Join(t.Context(), Joining{Hand: true})
-					next := harness.Async(func() error { _, err := c.Next(); return err })
-					time.Sleep(time.Minute)
-					harness.PendingStill(t, next)
-					harness.Must(t, it.Settle(t.Context(), Settlement{Fate: fate, Due: time.Now().Add(time.Second)}))
-					time.Sleep(2 * time.Second)
-					select {
-					case err := <-next:
-						harness.Must(t, err)
-					default:
-						t.Error("the consumer still waits")
-					}
-					c.Leave()
-				})
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				q := queueAt(open(t, srv), "/q")
+				b := Batch{Priority: Middle, Data: [][]byte{[]byte("x")}}
+				if fate == Remove { // frees the next element of the same key
+					b.Data, b.Keys = append(b.Data, []byte("y")), []string{"k", "k"}
+				}
+				harness.Must(t, q.Send(t.Context(), b))
+				harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
+				it := receive(t, q)
+				c := q.Join(t.Context(), Joining{Hand: true})
+				next := harness.Async(func() error { _, err := c.Next(); return err })
+				time.Sleep(time.Minute)
+				harness.PendingStill(t, next)
+				harness.Must(t, it.Settle(t.Context(), Settlement{Fate: fate, Due: time.Now().Add(time.Second)}))
+				time.Sleep(2 * time.Second)
+				select {
+				case err := <-next:
+					harness.Must(t, err)
+				default:
+					t.Error("the consumer still waits")
+				}
+				c.Leave()
 			})
-		}
+		})
 	}
 }
 
-// The queue's znode may not be written, and the name of the other bell exists already.
+// The queue's znode may not be written.
 func TestAnElementIsReturnedAlthoughNoBellCanBeRung(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
 		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
 		send(t, q, "x")
 		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
-		it := receive(t, q).(*item)
-		_, err := it.c.inc.Create(t.Context(), it.c.path()+"-bell", nil)
-		harness.Must(t, err)
+		it := receive(t, q)
 		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Return}))
 		e, err := other.Take(t.Context())
 		if err != nil || e == nil || string(e.Data) != "x" {

@@ -16,7 +16,7 @@ import (
 type slots struct {
 	site
 	mu    sync.Mutex
-	known map[slot]string // by slot, a bucket that probably exists and is not full; guarded by mu
+	known map[string]string // by slot, a bucket that probably exists and is not full; guarded by mu
 }
 
 // maxSlots is the largest number of remembered slots.
@@ -24,7 +24,7 @@ const maxSlots = 1000
 
 // The method `bucket` returns the path of a bucket of a slot. It creates a bucket if it finds none
 // with room.
-func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err error) {
+func (s *slots) bucket(inc *session.Incarnation, at string) (path string, err error) {
 	ctx := session.Finishing
 	s.mu.Lock()
 	name, ok := s.known[at]
@@ -36,13 +36,9 @@ func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err erro
 	if err != nil {
 		return "", err
 	}
-	all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at.prefix()) })
+	all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at) })
 	dice.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	all = all[:min(len(all), 16)]
-	paths := make([]string, len(all))
-	for i, name := range all {
-		paths[i] = session.ChildPath(s.dir, name)
-	}
+	paths := pathsOf(s.dir, all[:min(len(all), 16)], func(name string) string { return name })
 	nodes, err := inc.GetSmall(ctx, paths)
 	if err != nil {
 		return "", err
@@ -53,7 +49,7 @@ func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err erro
 			return paths[i], nil
 		}
 	}
-	name = at.prefix() + randomDigits(12)
+	name = at + randomDigits(12)
 	path = session.ChildPath(s.dir, name)
 	if _, err := inc.Create(ctx, path, nil); err != nil {
 		return "", err
@@ -62,16 +58,16 @@ func (s *slots) bucket(inc *session.Incarnation, at slot) (path string, err erro
 	return path, nil
 }
 
-func (s *slots) know(at slot, name string) {
+func (s *slots) know(at string, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.known) >= maxSlots {
-		clear(s.known)
+	if s.known == nil || len(s.known) >= maxSlots {
+		s.known = make(map[string]string)
 	}
 	s.known[at] = name
 }
 
-func (s *slots) forget(at slot) {
+func (s *slots) forget(at string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.known, at)
@@ -79,22 +75,15 @@ func (s *slots) forget(at slot) {
 
 // The method `cure` returns the cure for a transaction that the servers refuse because the bucket
 // of a slot was deleted.
-func (s *slots) cure(at slot) func(*session.Incarnation, error) error {
-	return when(session.IsNoNode, func(*session.Incarnation) error {
-		s.forget(at)
-		return nil
-	})
+func (s *slots) cure(at string) func(*session.Incarnation, error) error {
+	return when(session.IsNoNode, func(*session.Incarnation) error { s.forget(at); return nil })
 }
 
 // The method `learn` is called with the path of each znode that a transaction has created. If the
 // path shows that a bucket is full, `learn` forgets the bucket.
 func (s *slots) learn(path string) {
-	dir, name := session.ParentPath(path), session.BaseName(path)
-	b, ok := parseBucket(session.BaseName(dir))
-	if !ok || !b.delayed {
-		return
-	}
-	if e, ok := parseElement(b, name); ok && e.seq >= bucketSize-1 {
-		s.forget(slot{b.prio, b.number})
+	b, _ := parseBucket(session.BaseName(session.ParentPath(path)))
+	if e, ok := parseElement(b, session.BaseName(path)); ok && b.delayed && e.seq >= bucketSize-1 {
+		s.forget(b.name[:strings.LastIndex(b.name, "-")+1])
 	}
 }

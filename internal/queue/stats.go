@@ -49,57 +49,32 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 			return st, err
 		}
 		owned := make(map[string]int)
-		fronts := make(map[int][]element)
+		looks := make(map[int]int) // by priority, how often Stats has looked for the age of the first element
 		for _, r := range slices.Concat(all...) {
 			if r.State == Claimed {
 				st.Claimed++
-				owned[r.mark]++
+				owned[r.Owner]++
 				continue
 			}
 			if st.Attempts = max(st.Attempts, r.Attempts); r.State == Delayed {
 				st.Delayed++
 				continue
 			}
-			if st.Ready++; r.due == 0 && len(fronts[r.prio]) < 100 {
-				fronts[r.prio] = append(fronts[r.prio], r.element)
+			if st.Ready++; r.due > 0 || looks[r.prio] == 100 {
+				continue
 			}
-		}
-		for front := range maps.Values(fronts) {
-			if err := q.countFront(ctx, inc, front, &st); err != nil {
+			looks[r.prio]++
+			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, r.key()))
+			switch {
+			case stat != nil:
+				looks[r.prio], st.Oldest = 100, earlier(st.Oldest, time.UnixMilli(stat.Ctime))
+			case err != nil && !session.IsAnswer(err, zk.ErrNoAuth):
 				return st, err
-			}
+			} // if there is no Stat, a consumer has removed the element since the listing, or this client may not read it
 		}
 		st.Holders, err = q.holders(ctx, inc, owned)
 		return st, err
 	})
-}
-
-// countFront reads the age of the first element of `front` that still exists.
-func (q *core) countFront(ctx context.Context, inc *session.Incarnation, front []element, st *Totals) error {
-	for _, e := range front {
-		stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.key()))
-		if stat == nil && (err == nil || session.IsAnswer(err, zk.ErrNoAuth)) {
-			continue // a consumer has removed the element since the listing, or this client may not read it
-		}
-		if err != nil {
-			return err
-		}
-		if t := time.UnixMilli(stat.Ctime); st.Oldest.IsZero() || t.Before(st.Oldest) {
-			st.Oldest = t
-		}
-		return nil
-	}
-	return nil
-}
-
-// The method `owner` returns the mark that has claimed a number, or "".
-func (t *lot) owner(n int32) string {
-	for mark, h := range t.board.lines {
-		if h.claimed.has(n) {
-			return mark
-		}
-	}
-	return ""
 }
 
 // The method `holders` returns the consumers with claims, the most claims first. The argument
@@ -137,7 +112,7 @@ func (q *core) Pause(ctx context.Context) error {
 			return err
 		})
 		if err == nil {
-			_, err = q.commit(ctx, q.unpaused()[:1])
+			_, err = q.Commit(ctx, q.unpaused()[:1])
 		}
 		switch {
 		case session.IsNodeExists(err):
@@ -150,7 +125,7 @@ func (q *core) Pause(ctx context.Context) error {
 
 // Resume ends a pause.
 func (q *core) Resume(ctx context.Context) error {
-	_, err := q.commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
+	_, err := q.Commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
 	if session.IsNoNode(err) {
 		return nil
 	}

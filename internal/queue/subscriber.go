@@ -4,25 +4,54 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the part of a consumer that all layouts share: it joins, hears of errors, and
-// leaves. The layouts find and offer the elements.
+// This file has the part of an engine that all layouts share: consumers join, hear of errors, and
+// leave. The layouts find and offer the elements.
 
-// Subscribers are the consumers of an Engine.
-type Subscribers struct {
-	Session *session.Manager
-	Queue   string   // path, as the program knows it, for messages
-	faults  sync.Map // a set of chan error, which receive the errors that keep consumers from consuming
+// A Common is the part of an Engine that all layouts share. dead.go has its dead letters, and
+// sweep.go deletes znodes.
+type Common struct {
+	site
+	cfg     Settings
+	Skips   Skipper
+	unframe func(stored []byte) []byte // returns the producer's data from the data that another library stores; nil if they are the same
+	faults  sync.Map                   // a set of chan error, which receive the errors that keep consumers from consuming
+
+	sweeping sync.Mutex
+	due      time.Time // time of the next sweep; guarded by sweeping
+}
+
+// NewCommon returns the Common of a queue. It does no I/O.
+func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []byte) *Common {
+	dir := m.Full(cfg.Path)
+	at := site{m, cfg.Path, dir, dir + "-live", dir + "-senders", dir + "-ids", dir + "-receipts", dir + "-dead"}
+	q := &Common{site: at, cfg: cfg, unframe: unframe}
+	q.Skips.Complain = q.Complain
+	return q
+}
+
+// The method `vet` returns an error if a parent znode of the queue lets other clients change the
+// znodes below that parent. It also creates missing parent znodes, so that no other client creates
+// one between this check and the use of the znode. If the Session has no ACL of its own, `vet` does
+// nothing.
+func (q site) vet(ctx context.Context, inc *session.Incarnation) error {
+	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.Dead} {
+		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A Subscriber is the part of a Consumer that all layouts share.
 type Subscriber struct {
 	Ctx    context.Context
 	Faults chan error // errors that keep the consumer from consuming; nil unless Joining.Odd is set
-	of     *Subscribers
+	of     *Common
 	over   func() // ends Ctx, and lets Session.Close continue
 
 	leaves atomic.Bool   // `Part` was called
@@ -30,9 +59,9 @@ type Subscriber struct {
 }
 
 // Enter adds a consumer.
-func (q *Subscribers) Enter(ctx context.Context, o Joining) *Subscriber {
+func (q *Common) Enter(ctx context.Context, o Joining) *Subscriber {
 	c := &Subscriber{of: q, left: make(chan struct{})}
-	c.Ctx, c.over = WhileOpen(ctx, q.Session)
+	c.Ctx, c.over = WhileOpen(ctx, q.m)
 	if o.Odd {
 		c.Faults = make(chan error, 1)
 		q.faults.Store(c.Faults, true)
@@ -41,8 +70,8 @@ func (q *Subscribers) Enter(ctx context.Context, o Joining) *Subscriber {
 }
 
 // Complain reports an error that keeps the consumers from consuming.
-func (q *Subscribers) Complain(err error) {
-	q.Session.Log.Error("zsync: cannot consume", "path", q.Queue, "err", err)
+func (q *Common) Complain(err error) {
+	q.m.Log.Error("zsync: cannot consume", "path", q.path, "err", err)
 	q.faults.Range(func(c, _ any) bool {
 		select {
 		case c.(chan error) <- err:

@@ -5,7 +5,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -16,26 +15,12 @@ import (
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
 // and expired dead letters. It does not delete empty buckets or marks.
 
-// A Sweeper deletes the unneeded znodes of a queue, once in the time sweepEvery, or more often if
-// dead letters expire in less time. A sweep that is due is started by:
+// A process sweeps once in the time sweepEvery, or more often if dead letters expire in less time. A
+// sweep that is due is started by:
 //
 //   - a consumer at the front of the line, if no element is free,
 //   - a producer, after each transaction,
 //   - a call of Take, if no element is free and dead letters expire.
-type Sweeper struct {
-	DeadLetters
-	senders, ids string        // paths as the servers know them
-	keep         time.Duration // dead letters expire after this time; 0: never
-
-	mu  sync.Mutex
-	due time.Time // time of the next sweep; guarded by mu
-}
-
-// NewSweeper returns a Sweeper. Dead letters expire after the time `keep`; 0 means never.
-func NewSweeper(dead DeadLetters, keep time.Duration) *Sweeper {
-	at := newSite(dead.Manager, dead.Path)
-	return &Sweeper{DeadLetters: dead, senders: at.senders, ids: at.ids, keep: keep, due: time.Now()}
-}
 
 const (
 	// After a sweep, the next sweep of the same process is due after the time sweepEvery, or
@@ -46,52 +31,31 @@ const (
 	sweepAtOnce = 500
 )
 
-// Next returns the time at which the next sweep is due.
-func (s *Sweeper) Next() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.due
-}
-
-// The method `begin` returns true if the next sweep is due. Then the caller must sweep.
-func (s *Sweeper) begin() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if now.Before(s.due) {
-		return false
-	}
-	s.due = now.Add(min(max(cmp.Or(s.keep, sweepEvery), time.Minute), sweepEvery))
-	return true
-}
-
-// The method `again` is called after a sweep was interrupted. It makes the next sweep due now.
-func (s *Sweeper) again() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.due = time.Now()
-}
-
-// Sweep sweeps in the background, if the next sweep is due. If the servers refuse a deletion, the next
-// sweep tries again.
-func (s *Sweeper) Sweep(inc *session.Incarnation) {
-	if !s.begin() {
-		return
-	}
-	s.Manager.Spawn(func() {
-		for _, f := range []func(context.Context, *session.Incarnation) error{s.sweepReceipts, s.sweepIDs, s.sweepDead} {
-			if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
-				s.again()
-				return
+// Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
+// is due after that. If the servers refuse a deletion, the next sweep tries again.
+func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
+	q.sweeping.Lock()
+	defer q.sweeping.Unlock()
+	if now := time.Now(); !now.Before(q.due) {
+		q.due = now.Add(min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
+		q.m.Spawn(func() {
+			for _, f := range []func(context.Context, *session.Incarnation) error{q.sweepReceipts, q.sweepIDs, q.sweepDead} {
+				if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
+					q.sweeping.Lock()
+					q.due = time.Now()
+					q.sweeping.Unlock()
+					return
+				}
 			}
-		}
-	})
+		})
+	}
+	return q.due
 }
 
-// The method `read` reads the children of `dir`. It leaves out a child if `of(name)` is false for
+// The method `readAll` reads the children of `dir`. It leaves out a child if `of(name)` is false for
 // the child's name. Before it reads the children, it writes `dir`. The result `now` is the Stat
 // from that write: the Mtime of that Stat is the servers' time.
-func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
+func (q *Common) readAll(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
 	for _, name := range names {
 		if of(name) {
@@ -115,19 +79,19 @@ func (s *Sweeper) read(ctx context.Context, inc *session.Incarnation, dir string
 //
 // A call of SendID that finds a note also writes the shard, to read the servers' time. After any
 // write of the shard, the remaining notes of the shard wait for the next sweep.
-func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
-	shards, stat, err := inc.Children(ctx, s.ids)
+func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
+	shards, stat, err := inc.Children(ctx, q.ids)
 	// In half of the time sweepEvery, the sweep of one process is enough. This machine's clock
 	// is exact enough to measure that time.
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
-	if _, err := inc.Set(ctx, s.ids, nil, stat.Version); err != nil {
+	if _, err := inc.Set(ctx, q.ids, nil, stat.Version); err != nil {
 		return err // another process was faster
 	}
 	for _, shard := range shards {
-		dir := session.ChildPath(s.ids, shard)
-		paths, nodes, now, err := s.read(ctx, inc, dir, func(string) bool { return true })
+		dir := session.ChildPath(q.ids, shard)
+		paths, nodes, now, err := q.readAll(ctx, inc, dir, func(string) bool { return true })
 		if err != nil {
 			return err
 		}
@@ -141,7 +105,7 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 			// The write gives the znode `ids` a new version. A producer that replaces a note checks
 			// that version. So if a producer has read one of these notes, the servers refuse the
 			// producer's transaction.
-			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: s.ids, Version: -1}}
+			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: q.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
 				return err
@@ -156,12 +120,12 @@ func (s *Sweeper) sweepIDs(ctx context.Context, inc *session.Incarnation) error 
 
 // sweepDead deletes expired dead letters. It names no versions, because the name of a dead letter is
 // never used again.
-func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error {
-	if s.keep == 0 {
+func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error {
+	if q.cfg.KeepDead == 0 {
 		return nil
 	}
 	var now *zk.Stat
-	for d, err := range s.Letters(ctx) { // the oldest first
+	for d, err := range q.Letters(ctx) { // the oldest first
 		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.paths != nil {
 			err = nil // a letter that this client cannot read expires, too
 		}
@@ -169,12 +133,12 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 			continue // the servers conceal its age
 		}
 		if err == nil && now == nil {
-			now, err = inc.Set(ctx, s.Dir, nil, -1) // for the servers' time
+			now, err = inc.Set(ctx, q.Dead, nil, -1) // for the servers' time
 		}
-		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < s.keep {
+		if err != nil || time.UnixMilli(now.Mtime).Sub(d.Since) < q.cfg.KeepDead {
 			return err
 		}
-		if _, err := s.Discard(ctx, d); err != nil {
+		if err := q.Discard(ctx, d); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}
@@ -189,9 +153,9 @@ func (s *Sweeper) sweepDead(ctx context.Context, inc *session.Incarnation) error
 //
 // Each deletion names the version that was read. If the process writes its receipt after that
 // read, the servers refuse the deletion.
-func (s *Sweeper) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
-	for _, dir := range []string{s.senders, s.Receipts} {
-		paths, nodes, now, err := s.read(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
+func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
+	for _, dir := range []string{q.senders, q.Receipts} {
+		paths, nodes, now, err := q.readAll(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
 		for i, n := range nodes {
 			if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
 				continue

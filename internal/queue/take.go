@@ -7,73 +7,70 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/session"
 )
 
 // This file has the operations that need no consumer: Take, Peek, List and Requeue. idle.go waits
 // for elements.
 
-// Take claims an element and then removes it.
-func (q *core) Take(ctx context.Context) (*Element, error) {
-	inner, leave := WhileOpen(ctx, q.m)
+// Take claims an element and then removes it. If the element becomes a dead letter, or the claim is
+// lost before the removal, Take tries the next.
+func (q *core) Take(outer context.Context) (_ *Element, err error) {
+	ctx, leave := WhileOpen(outer, q.m)
 	defer leave()
+	defer func() {
+		if err != nil && ctx.Err() != nil && outer.Err() == nil {
+			err = session.ErrClosed
+		}
+	}()
 	for {
-		e, again, err := q.takeOne(inner)
-		if !again {
-			if err != nil && inner.Err() != nil && ctx.Err() == nil {
-				err = session.ErrClosed
+		it, err := q.seize(ctx)
+		if err != nil || it == nil {
+			return nil, err
+		}
+		c := it.c
+		if q.check(it); it.misfit {
+			if err := q.Skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
+				c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
+				return nil, err
 			}
-			return e, err
+		}
+		if it.fault != nil {
+			if _, err := c.settleNow(ctx, it, entry{fate: Bury, reason: it.fault, alone: true}); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		e := &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
+		// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
+		// would try a refused removal again, and would remove an element that the caller does not get.
+		removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &load{m: q.m}})
+		switch {
+		case err == nil, session.IsNoNode(err):
+			return e, nil // NoNode: this client may have removed the element, and two deliveries are better than none
+		case errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost) && session.IsClosed(removal.done):
+			return e, nil // the Session was closed before the reply: the removal may be applied
+		case !session.IsClosed(removal.done):
+			// The servers may have applied the removal, or may apply it later. So the caller gets the
+			// element, although ctx has ended. If the servers never apply the removal, another call
+			// gets the element too.
+			q.m.Spawn(func() {
+				_, stay := q.m.BeforeClose()
+				defer stay()
+				select {
+				case <-removal.done:
+					c.decide(it, entry{fate: Return}) // only if the servers have refused the removal
+				case <-q.m.Over:
+				}
+			})
+			return e, nil
+		case c.lost() == nil || isOver(err):
+			c.settleNow(ctx, it, entry{fate: Return})
+			return nil, err
 		}
 	}
-}
-
-// takeOne is one attempt of Take. If the result `again` is true, Take must try again: the element
-// has become a dead letter, or the claim was lost before the removal.
-func (q *core) takeOne(ctx context.Context) (e *Element, again bool, err error) {
-	it, err := q.seize(ctx)
-	if err != nil || it == nil {
-		return nil, false, err
-	}
-	c := it.c
-	if q.check(it); it.misfit {
-		if err := q.skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
-			c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
-			return nil, false, err
-		}
-	}
-	if it.fault != nil {
-		_, err := c.settleNow(ctx, it, entry{fate: Bury, reason: it.fault, alone: true})
-		return nil, err == nil, err
-	}
-	e = &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
-	// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
-	// would try a refused removal again, and would remove an element that the caller does not get.
-	removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &load{m: q.m}})
-	switch {
-	case err == nil, session.IsNoNode(err):
-		return e, false, nil // NoNode: this client may have removed the element, and two deliveries are better than none
-	case errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost) && session.IsClosed(removal.done):
-		return e, false, nil // the Session was closed before the reply: the removal may be applied
-	case !session.IsClosed(removal.done):
-		// The servers may have applied the removal, or may apply it later. So the caller gets the
-		// element, although ctx has ended. If the servers never apply the removal, another call
-		// gets the element too.
-		q.m.Spawn(func() {
-			_, stay := q.m.BeforeClose()
-			defer stay()
-			select {
-			case <-removal.done:
-				c.decide(it, entry{fate: Return}) // only if the servers have refused the removal
-			case <-q.m.Over:
-			}
-		})
-		return e, false, nil
-	case c.lost() != nil && !isOver(err):
-		return nil, true, nil
-	}
-	c.settleNow(ctx, it, entry{fate: Return})
-	return nil, false, err
 }
 
 // The method `seize` claims the first free element and reads it. If no element is free, it
@@ -98,8 +95,8 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 					}
 					continue
 				case f.left == nil:
-					if q.sweeper.keep > 0 { // only to delete expired dead letters
-						q.sweeper.Sweep(inc)
+					if q.cfg.KeepDead > 0 { // only to delete expired dead letters
+						q.Sweep(inc)
 					}
 					return nil
 				}
@@ -166,7 +163,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
 					q.forget() // its consumer may have left no trace on the board
-				case q.skips.Unreadable(e.bucket, e.seq, e.key(), err):
+				case q.Skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
 					return nil, err
 				default:
@@ -184,17 +181,15 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	if err != nil {
 		return err
 	}
-	remove, size := q.Removal(d)
-	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: remove, done: make(chan error, 1)}
-	p.size = q.out.elementSize(d.Framed) + size
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: d.Removal(), done: make(chan error, 1)}
+	p.size = q.elementSize(d.Framed) + q.m.SizeOfOps(p.with)
 	return q.out.send(p)
 }
 
 // The type `row` is an element that `List` may yield.
 type row struct {
 	element
-	Listed
-	mark string // if the state is Claimed: the mark of the claim
+	Listed // before `fill`, its Owner is the mark of the claim
 }
 
 // pageSize is the number of elements that List reads at once.
@@ -247,10 +242,13 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 	t.elements = parseElements(t.bucket, names)
 	tried, now := t.next().tried, time.Now().UnixMilli()
 	for _, e := range t.elements {
-		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}, t.owner(e.seq)}
-		if r.mark != "" {
-			r.State = Claimed
-		} else if e.due > now {
+		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}}
+		for mark, h := range t.board.lines {
+			if h.claimed.has(e.seq) {
+				r.State, r.Owner = Claimed, mark
+			}
+		}
+		if e.due > now && r.State == Ready {
 			r.State, r.Due = Delayed, time.UnixMilli(e.due)
 		}
 		rows = append(rows, r)
@@ -264,8 +262,8 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 	var paths, marks []string
 	for _, r := range rows {
 		paths = append(paths, session.ChildPath(q.dir, r.key()))
-		if r.mark != "" {
-			marks = append(marks, session.ChildPath(q.live, r.mark)) // all rows have the same state, so all of them have a mark, or none has
+		if r.State == Claimed {
+			marks = append(marks, session.ChildPath(q.live, r.Owner)) // all rows have the same state, so all of them have a mark, or none has
 		}
 	}
 	nodes, err := inc.GetVisible(ctx, paths)
@@ -290,7 +288,7 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 		if len(marks) > 0 {
 			l.Owner = string(owners[i].Data)
 		}
-		if l.Fault = errHidden; !hidden(n) {
+		if l.Fault = zk.ErrNoAuth; !hidden(n) {
 			l.Value, l.Fault = q.cfg.Decode(l.Data)
 		}
 		ls = append(ls, l)

@@ -14,35 +14,6 @@ import (
 // This file applies a program's own operations, and its sends to queues, in one transaction: all or
 // none. settle.go removes elements, and send.go stores them.
 
-// The type `load` has the operations and sends of a program in one transaction. The transaction can
-// also remove an element. Until it is applied, the element stays in hand: a refused load changes
-// nothing.
-type load struct {
-	m     *session.Manager
-	ops   []any       // the program's own operations, with paths as the servers know them
-	sends []*shipment // one for each queue
-	size  int         // upper bound, in bytes
-
-	// The fields below are for a load that removes an element.
-
-	at int                // index of its first operation in the transaction
-	rs []zk.MultiResponse // responses to the program's operations
-}
-
-// The type `shipment` has all elements that a load sends to one queue, as a single posted value.
-// Two such values in one transaction could fail: each checks the version of the tail, and the first
-// could change the version that the second checks.
-//
-// A shipment has its own outbox, which keeps its knowledge of the queue from the first attempt to
-// the last. If that knowledge is stale, the servers refuse the attempt, because a Send checks
-// versions. Then the outbox drops its knowledge.
-type shipment struct {
-	posted
-	q  *core // the Queue value whose limit applies: the first with a limit, if there is one
-	op int   // index of the first operation that sends to the queue
-	at int   // index of its first step in the load
-}
-
 // newLoad returns the load of `ops`. Each element of `ops` is a request for go-zookeeper's Multi,
 // or an *Outgoing. newLoad fails if the operations need more than `limit` bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
@@ -57,7 +28,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 		if !ok || q.m != m {
 			return nil, session.Invalid("operation %d sends to a queue of another Session, or of another library's layout", i)
 		}
-		p, err := q.out.parcel(ctx, out.Batch)
+		p, err := q.parcel(ctx, out.Batch)
 		if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", i, err)
 		}
@@ -76,14 +47,14 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 // `q`.
 func (x *load) send(q *core, p *parcel, op int) {
 	x.size += p.size
-	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.q.dir == q.dir })
+	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.o.dir == q.dir })
 	if i < 0 {
-		i, x.size = len(x.sends), x.size+q.out.overhead()
-		x.sends = append(x.sends, &shipment{posted: posted{o: &outbox{producer: q.out.producer, brief: true}}, q: q, op: op})
+		i, x.size = len(x.sends), x.size+q.overhead()
+		x.sends = append(x.sends, &shipment{o: &outbox{producer: &q.producer, brief: true}, op: op})
 	}
 	s := x.sends[i]
-	if s.group = append(s.group, p); s.q.cfg.MaxLen == 0 {
-		s.q = q
+	if s.group = append(s.group, p); s.o.cfg.MaxLen == 0 {
+		s.o.producer = &q.producer // the first with a limit, if there is one
 	}
 }
 
@@ -95,59 +66,17 @@ func (x *load) awaitRoom(ctx context.Context, home string) error {
 		for _, o := range s.group {
 			p.data = append(p.data, o.data...)
 		}
-		if s.q.dir == home && len(p.data) <= s.q.cfg.MaxLen {
+		if s.o.dir == home && len(p.data) <= s.o.cfg.MaxLen {
 			p.data = p.data[1:]
 		}
 		if len(p.data) == 0 {
 			continue
 		}
-		if err := s.q.gate.enter(ctx, p, false); err != nil {
+		if err := s.o.gate.enter(ctx, p, false); err != nil {
 			return fmt.Errorf("operation %d: %w", s.op, err)
 		}
 	}
 	return nil
-}
-
-// The method `steps` returns the steps of one attempt.
-func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
-	for _, op := range x.ops {
-		steps = append(steps, step{op, incurable})
-	}
-	for _, s := range x.sends {
-		if err := s.build(inc); err != nil {
-			return nil, err
-		}
-		s.at = len(steps)
-		steps = append(steps, s.posted.steps...)
-	}
-	return steps, nil
-}
-
-// The method `answered` is called with the responses to the steps, after the load was applied. It
-// returns the responses to the program's operations.
-func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
-	for _, s := range x.sends {
-		s.learn(rs[s.at : s.at+len(s.posted.steps)])
-	}
-	return x.m.BareResponses(rs[:len(x.ops)])
-}
-
-// The method `add` adds the steps of `x` to a transaction.
-func (x *load) add(inc *session.Incarnation, at int, add func(any, func(*session.Incarnation, error) error)) error {
-	steps, err := x.steps(inc)
-	x.at, x.rs = at, nil
-	for i, s := range steps {
-		cure := s.cure
-		if i < len(x.ops) {
-			cure = func(_ *session.Incarnation, err error) error {
-				x.rs = make([]zk.MultiResponse, len(x.ops))
-				x.rs[i].Error = err
-				return err
-			}
-		}
-		add(s.op, cure)
-	}
-	return err
 }
 
 func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
@@ -186,55 +115,31 @@ func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops
 	if err != nil {
 		return nil, err
 	}
-	finishing := session.Finish(ctx)
-	for {
-		var steps []step
-		err := m.During(finishing, func(inc *session.Incarnation) (err error) {
-			steps, err = x.steps(inc)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		rs, err := commit(bare(m, opsOf(steps)))
-		if err == nil {
-			for i := range rs { // the method `answered` expects the servers' paths
-				if rs[i].String != "" {
-					rs[i].String = m.Full(rs[i].String)
-				}
+	strip(m, x.ops)
+	return x.apply(session.Finish(ctx), func(all []any) ([]zk.MultiResponse, error) {
+		strip(m, all[len(x.ops):])
+		rs, err := commit(all)
+		for i := range rs { // the method `answered` expects the servers' paths
+			if err == nil && rs[i].String != "" {
+				rs[i].String = m.Full(rs[i].String)
 			}
-			return x.answered(rs), nil
 		}
-		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
-		i := session.FailedOp(rs)
-		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
-			return rs[:min(len(rs), len(x.ops))], err
-		}
-		for _, s := range x.sends {
-			s.o.forget()
-		}
-		if err := m.During(finishing, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
-			return nil, err // not the error of the refusal, which would mean that an operation of the program was at fault
-		}
-	}
+		return rs, err
+	})
 }
 
-// The function `bare` returns a copy of `ops` with the program's paths.
-func bare(m *session.Manager, ops []any) []any {
-	out := make([]any, len(ops))
-	for i, op := range ops {
+// The function `strip` removes the chroot from the paths of `ops`.
+func strip(m *session.Manager, ops []any) {
+	for _, op := range ops {
 		switch op := op.(type) {
 		case *zk.CreateRequest:
-			c := *op
-			c.Path = m.Bare(op.Path)
-			out[i] = &c
+			op.Path = m.Bare(op.Path)
 		case *zk.SetDataRequest:
-			out[i] = &zk.SetDataRequest{Path: m.Bare(op.Path), Data: op.Data, Version: op.Version}
+			op.Path = m.Bare(op.Path)
 		case *zk.DeleteRequest:
-			out[i] = &zk.DeleteRequest{Path: m.Bare(op.Path), Version: op.Version}
+			op.Path = m.Bare(op.Path)
 		case *zk.CheckVersionRequest:
-			out[i] = &zk.CheckVersionRequest{Path: m.Bare(op.Path), Version: op.Version}
+			op.Path = m.Bare(op.Path)
 		}
 	}
-	return out
 }

@@ -133,7 +133,7 @@ func TestOfferedElementReturnsAlthoughThePumpCannotClaim(t *testing.T) {
 func TestTrySendDoesNotWaitBehindASendThatWaits(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		q := queueAt(open(t, zktest.Start(t)), "/q")
-		q.gate.limit = 1
+		q.cfg.MaxLen = 1
 		send(t, q, "a")
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := harness.Async(func() error { return q.Send(ctx, Batch{Priority: Middle, Data: [][]byte{[]byte("b")}}) })
@@ -170,7 +170,7 @@ func TestSendEndsAlthoughNoTwoCountsAreEqual(t *testing.T) {
 		srv := zktest.Start(t)
 		m := open(t, srv)
 		q := queueAt(m, "/q")
-		q.gate.limit = 10
+		q.cfg.MaxLen = 10
 		id := m.SessionID()
 		ctx, cancel := context.WithCancel(t.Context())
 		var others sync.WaitGroup
@@ -191,7 +191,7 @@ func TestSendEndsAlthoughNoTwoCountsAreEqual(t *testing.T) {
 			return zktest.Pass
 		})
 		time.Sleep(time.Second)
-		err := q.Send(harness.Within(t, 10*time.Second), Batch{Priority: Middle, Data: [][]byte{[]byte("y")}})
+		err := q.Send(harness.Within(t, 20*time.Second), Batch{Priority: Middle, Data: [][]byte{[]byte("y")}}) // 21 counts take about 9 s
 		cancel()
 		others.Wait()
 		harness.Must(t, err)

@@ -50,7 +50,7 @@ func (q *engine) hold(it *delivery) {
 	leaving, stay := q.m.BeforeClose()
 	q.m.Spawn(func() {
 		defer stay()
-		// If it.done is ready too, the delivery is settled, and `lose` does nothing.
+		// If it.done is ready too, the delivery is settled already.
 		select {
 		case <-it.done:
 			return
@@ -58,23 +58,14 @@ func (q *engine) hold(it *delivery) {
 		case <-leaving:
 		}
 		it.offer <- struct{}{} // the same events end an offer; from here on, no consumer offers the element
-		it.lose(it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed)))
+		it.mu.Lock()
+		if !it.settled {
+			it.lost = it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed))
+			it.settleLocked(queue.Return)
+		}
+		it.mu.Unlock()
 		<-it.done
 	})
-}
-
-// The method `lose` is called when the session has ended, or the Session begins to close. It returns
-// the element to the queue, unless the delivery is settled.
-func (it *delivery) lose(why error) {
-	it.mu.Lock()
-	defer it.mu.Unlock()
-	if !it.settled {
-		it.lost = why
-		if it.cancel != nil {
-			it.cancel(why)
-		}
-		it.settleLocked(queue.Return)
-	}
 }
 
 // settleLocked decides the Fate of the delivery.
@@ -84,7 +75,7 @@ func (it *delivery) settleLocked(f queue.Fate) {
 		it.q.m.Holds.Add(-1)
 	}
 	if it.cancel != nil {
-		it.cancel(nil)
+		it.cancel(it.lost)
 	}
 	it.data, it.value, it.inside = nil, nil, nil
 	if f == queue.Return {
@@ -107,7 +98,7 @@ func (it *delivery) putBack() {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		var err error
-		if queue.Oversized(q.m, q.Receipts, create) { // another library has stored the element without a receipt, and the element is too large for a transaction with one
+		if q.Oversized(create) { // another library has stored the element without a receipt, and the element is too large for a transaction with one
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, create.Path, create.Data)
 				return err
@@ -269,7 +260,16 @@ func (c *taker) Next() (queue.Item, error) {
 		case <-q.m.Closing:
 			return nil, q.m.Failure()
 		}
-		it, err := c.take()
+		it := q.pop()
+		var err error
+		if it == nil {
+			err = q.fetch(c.Ctx, max(q.cfg.Prefetch, 1))
+			it = q.pop()
+		}
+		if it != nil && it.inc.Connection(c.Ctx) != nil {
+			it.PutBack()
+			it = nil
+		}
 		<-q.taking
 		over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure())
 		switch {
@@ -291,19 +291,6 @@ func (c *taker) Next() (queue.Item, error) {
 			}
 		}
 	}
-}
-
-// The method `take` returns a ready element. If there is none, it first fetches elements.
-func (c *taker) take() (it *delivery, err error) {
-	if it = c.q.pop(); it == nil {
-		err = c.q.fetch(c.Ctx, max(c.q.cfg.Prefetch, 1))
-		it = c.q.pop()
-	}
-	if it != nil && it.inc.Connection(c.Ctx) != nil {
-		it.PutBack()
-		it = nil
-	}
-	return it, err
 }
 
 // The method `pop` returns the first ready element that is not lost. The caller then offers it.

@@ -19,7 +19,6 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
-	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
@@ -28,14 +27,11 @@ import (
 // The type `engine` is the Engine of another library's layout.
 type engine struct {
 	*format
-	queue.DeadLetters
-	queue.Subscribers
+	*queue.Common
 	m       *session.Manager
 	cfg     queue.Settings
 	dir     string
-	called  string // the layout's name, from zsync.QueueLayout.String
-	sweeper *queue.Sweeper
-	skips   queue.Skipper
+	called  string        // the layout's name, from zsync.QueueLayout.String
 	line    lock.Line     // line of the consumers that wait for elements
 	sending chan struct{} // a goroutine puts a token in before it sends an element, and removes the token afterwards
 	taking  chan struct{} // a goroutine puts a token in before it takes an element, and removes the token afterwards
@@ -49,18 +45,16 @@ type engine struct {
 // DistributedQueue, or kazoo's. It does no I/O.
 func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 	q := &engine{
-		format: formats[called], Subscribers: queue.Subscribers{Session: m, Queue: cfg.Path}, m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
+		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
 		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
 	}
-	q.DeadLetters = queue.NewDeadLetters(m, cfg.Path, func(stored []byte) []byte {
+	q.Common = queue.NewCommon(m, cfg, func(stored []byte) []byte {
 		if all, err := q.open(stored); err == nil && len(all) == 1 {
 			return all[0]
 		}
 		return stored
 	})
-	q.sweeper = queue.NewSweeper(q.DeadLetters, cfg.KeepDead)
-	q.skips.Complain = q.Complain
 	return q
 }
 
@@ -78,17 +72,18 @@ func (q *engine) makeQueue(ctx context.Context) error {
 }
 
 func (q *engine) Send(ctx context.Context, b queue.Batch) error {
-	prio := b.Priority
+	name := q.plain
 	switch {
 	case !b.Due.IsZero(), b.ID != "", b.Keys != nil:
 		return q.lacks("a delay, an ID or a key")
 	case q.cfg.Priorities == 1:
-		prio = -1
-	case prio == queue.Middle:
-		prio = (q.cfg.Priorities - 1) / 2
+	case b.Priority == queue.Middle:
+		name = fmt.Sprintf(q.ranked, (q.cfg.Priorities-1)/2)
+	default:
+		name = fmt.Sprintf(q.ranked, b.Priority)
 	}
 	var ops []any
-	path := session.ChildPath(q.dir, q.name(prio))
+	path := session.ChildPath(q.dir, name)
 	size := 2 * q.m.SizeOf(q.Receipts, make([]byte, 64))
 	for _, data := range b.Data {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: q.frame(data), Acl: q.m.Config.ACL, Flags: zk.FlagSequence})
@@ -110,15 +105,15 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 // letters, does not exist, `commit` creates it.
 func (q *engine) commit(ctx context.Context, ops []any) error {
 	for {
-		rs, err := txns.Across(ctx, q.m, q.Receipts, ops)
+		rs, err := q.Commit(ctx, ops)
 		i := session.FailedOp(rs)
 		if i < 0 {
 			return err
 		}
 		c, creates := ops[i].(*zk.CreateRequest)
 		switch {
-		case creates && session.IsNoNode(err) && session.ParentPath(c.Path) == q.Dir:
-			err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, session.Dir{Path: q.Dir}) })
+		case creates && session.IsNoNode(err) && session.ParentPath(c.Path) == q.Dead:
+			err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, session.Dir{Path: q.Dead}) })
 		case creates && session.IsNoNode(err):
 			err = q.makeQueue(ctx)
 		case creates && session.IsNodeExists(err) && c.Flags&zk.FlagSequence != 0:
@@ -134,7 +129,7 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 // znode, `read` returns nil without an error, and consumers skip the znode for a while.
 func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
-	if q.skips.Unreadable(e.name, 0, e.name, err) {
+	if q.Skips.Unreadable(e.name, 0, e.name, err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -159,9 +154,9 @@ func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
 func (q *engine) list(names []string) (es, left []elementName) {
 	for _, e := range q.elements(names) {
 		switch {
-		case !q.skips.Skipped(e.name, 0):
+		case !q.Skips.Skipped(e.name, 0):
 			es = append(es, e)
-		case q.skips.Left(e.name, 0):
+		case q.Skips.Left(e.name, 0):
 			left = append(left, e)
 		}
 	}
@@ -226,16 +221,16 @@ func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	}
 	ops := []any{q.deletion(it)}
 	if it.fault != nil {
-		if err := q.skips.Misfit(it.name, 0, it.fault); err != nil {
+		if err := q.Skips.Misfit(it.name, 0, it.fault); err != nil {
 			return nil, err
 		}
 		letter := q.Make(it.class, it.stored, it.sent, 0, it.fault)
-		if queue.Oversized(q.m, q.Receipts, letter[0].(*zk.CreateRequest)) {
+		if q.Oversized(letter[0].(*zk.CreateRequest)) {
 			return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.name, session.ErrTooLarge)
 		}
 		ops = append(ops, letter...)
 	} else {
-		q.skips.Fits()
+		q.Skips.Fits()
 	}
 	switch err := q.commit(ctx, ops); {
 	case err != nil:
@@ -319,7 +314,7 @@ func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err er
 			}
 			if synced {
 				if q.cfg.KeepDead > 0 && !aside {
-					q.sweeper.Sweep(inc)
+					q.Sweep(inc)
 				}
 				return nil
 			}
@@ -424,9 +419,8 @@ func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
 	if err := q.makeQueue(ctx); err != nil { // a container of another library may have been deleted when it was empty
 		return err
 	}
-	remove, _ := q.Removal(d)
 	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
-	return q.commit(ctx, append(remove, create))
+	return q.commit(ctx, append(d.Removal(), create))
 }
 
 func (q *engine) Cancel(context.Context, string) (bool, error) { return false, q.lacks("Cancel") }
@@ -471,7 +465,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				whole := len(it.inside) == 1 // read here: once `it` is in q.ready, its consumer may settle it
 				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
 				switch {
-				case err != nil && ctx.Err() == nil && q.skips.Left(e.name, 0):
+				case err != nil && ctx.Err() == nil && q.Skips.Left(e.name, 0):
 					over = true // `Complain` has already sent the error to the consumers for which `Odd` is set
 				case err != nil && ctx.Err() == nil && refusal(err):
 					refused[e.name] = true
@@ -500,15 +494,14 @@ func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refuse
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 		names, _, err := inc.Children(ctx, q.dir)
-		again := q.skips.Next() // `Next` is called before `list`, because a skip can end between the two calls
+		again := q.Skips.Next() // `Next` is called before `list`, because a skip can end between the two calls
 		es, _ := q.list(names)
 		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
 		switch {
 		case session.IsNoNode(err):
 			_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
 		case err == nil && len(es) == 0:
-			q.sweeper.Sweep(inc)
-			if next := q.sweeper.Next(); again.IsZero() || next.Before(again) {
+			if next := q.Sweep(inc); again.IsZero() || next.Before(again) {
 				again = next
 			}
 			q.m.Waiters.Add(1)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -16,7 +15,8 @@ import (
 // The type `format` is the way in which another library writes elements.
 type format struct {
 	prefix string
-	name   func(prio int) string // the name of an element up to its number; prio is -1 if there is no priority
+	plain  string // the name of an element without a priority, up to its number
+	ranked string // the name of an element with a priority, for fmt.Sprintf
 	frame  func(all ...[]byte) []byte
 	open   func(data []byte) ([][]byte, error) // the inverse of `frame`; a znode can hold several elements
 }
@@ -35,34 +35,9 @@ type elementName struct {
 // The map `formats` has the format of each layout, by the name that zsync.QueueLayout.String
 // returns.
 var formats = map[string]*format{
-	"SimpleDistributedQueue": {
-		prefix: "qn-",
-		name:   func(int) string { return "qn-" },
-		frame:  asIs,
-		open:   justOne,
-	},
-	"DistributedQueue": {
-		prefix: "queue-",
-		name: func(prio int) string {
-			if prio < 0 {
-				return "queue-"
-			}
-			return fmt.Sprintf("queue-1%08X", prio)
-		},
-		frame: curatorFrame,
-		open:  curatorOpen,
-	},
-	"kazoo": {
-		prefix: "entry-",
-		name: func(prio int) string {
-			if prio < 0 {
-				prio = 100
-			}
-			return fmt.Sprintf("entry-%03d-", prio)
-		},
-		frame: asIs,
-		open:  justOne,
-	},
+	"SimpleDistributedQueue": {"qn-", "qn-", "", asIs, justOne},
+	"DistributedQueue":       {"queue-", "queue-", "queue-1%08X", curatorFrame, curatorOpen},
+	"kazoo":                  {"entry-", "entry-100-", "entry-%03d-", asIs, justOne},
 }
 
 // The method `element` parses a name. The text between the prefix and the number is the priority.

@@ -193,6 +193,8 @@ func TestQueueWhoseDirectoriesAStrangerHasMadeIsRefused(t *testing.T) {
 				}
 				s := suite.OpenAs(t, srv, "me", zk.DigestACL(zk.PermAll, "me", "secret"))
 				q := zsync.NewQueue[int](s, "/q")
+				_, err := s.Txn(ctx, q.SendOp(1))
+				harness.WantErr(t, err, zsync.ErrUnprotected)
 				harness.WantErr(t, q.Send(ctx, 1), zsync.ErrUnprotected)
 				if suffix == "-dead" {
 					_, err := q.RequeueDead(ctx, nil)
