@@ -232,10 +232,10 @@ func (q *deletions) attempt(ds []*Deletion) {
 // listed does not exist, and never will: see [Incarnation.Find].
 func (q *deletions) search(ds []*Deletion) {
 	inc := q.inc
-	var write, sync *pending[struct{}]
+	var sync *pending[struct{}]
 	var listed map[string]*pending[listing] // by parent path
 	err := inc.retryAll(inc.Ctx, func(b *batch) {
-		write = add(b, flush(inc.conns.Nobody))
+		add(b, flush(inc.conns.Nobody))
 		sync, listed = add(b, syncCall(ParentPath(ds[0].Paths[0]))), make(map[string]*pending[listing])
 		for _, d := range ds {
 			if dir := ParentPath(d.Paths[0]); listed[dir] == nil {
@@ -245,8 +245,8 @@ func (q *deletions) search(ds []*Deletion) {
 	})
 	if err != nil {
 		err = ErrEnded // retryAll ends with no other error
-	} else if err = sync.err; OutcomeOf(write.err) != Answered {
-		err = write.err
+	} else {
+		err = sync.err
 	}
 	q.mu.Lock()
 	q.searching = false // before `wait`, which rings the bell

@@ -55,7 +55,8 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 					break
 				}
 			}
-			// If one of several znodes with this prefix is deleted, nothing shows which.
+			// If several creates have this prefix, and a client has deleted one of their znodes, no
+			// reply shows which create made a remaining znode.
 			for j := i + 1; j < len(ops) && rs[i].String == ""; j++ {
 				if other, ok := ops[j].(*zk.CreateRequest); ok && other.Flags&zk.FlagSequence != 0 && other.Path == op.Path {
 					rs[j].String = ""
@@ -178,6 +179,6 @@ func Refused(ops []any, rs []zk.MultiResponse, err error) error {
 	return &refusedOp{fmt.Sprintf("operation %d (%s)", i, words), err}
 }
 
-// SweptAfter is the age, by the servers' clock, after which any client may delete a znode that
-// records a transaction: the client that created it must have crashed.
+// SweptAfter is an age by the servers' clock. Any client may delete an older znode that records a
+// transaction, because the creator of the znode has crashed.
 const SweptAfter = 12 * time.Hour

@@ -32,8 +32,9 @@ func deletion(path string, version int32) call[struct{}] {
 
 // The function `flush` returns a write that changes nothing: it deletes a znode that does not exist.
 // The leader answers writes in the order in which it has received requests. A read that follows over
-// the same connection sees the results of all these requests of the session. If the client has no permission for the deletion, its server may answer without the
-// leader. Then the read is only as new as the sync that the caller sends with the write.
+// the same connection sees the results of all these requests of the session. If the client has no
+// permission for the deletion, its server may answer without the leader. Then the read is only as
+// new as the sync that the caller sends with the write.
 func flush(nobody string) call[struct{}] {
 	c := deletion(nobody, -1)
 	c.moot = true
