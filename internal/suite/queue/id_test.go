@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -58,6 +59,7 @@ func TestASendOfAKnownIDCostsFourRequestsAndOfAForgottenIDFive(t *testing.T) {
 		wantSentID(t, q, "a", 1, true)
 		costs := func(sent bool, want int64) {
 			t.Helper()
+			synctest.Wait() // the Send before may sweep in the background
 			before := s.Stats().Requests
 			wantSentID(t, q, "a", 1, sent)
 			if got := s.Stats().Requests - before; got != want {
