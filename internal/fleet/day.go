@@ -170,7 +170,8 @@ func (w *world) hit(f fault, member, leader int) {
 }
 
 // The method `aim` brings the process of a fault into a rare state, for a few of the faults. Then the
-// fault finds a process that connects, closes its Session, or has just learned of a loss. The result is the life that the fault finds, or nil.
+// fault finds a process that connects, closes its Session, or has just learned of a loss. The result
+// is the life that the fault finds, or nil.
 func (w *world) aim(f *fault) *life {
 	d := rand.New(rand.NewPCG(f.draw, 1))
 	l := w.present(f.process)

@@ -89,6 +89,26 @@ func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
 	}
 }
 
+// The function `takeAll` joins a consumer with a session of its own, which takes each element at once,
+// and calls `taken` for each.
+func takeAll(t *testing.T, srv *zktest.Server, taken func()) Consumer {
+	q := queueAt(open(t, srv), "/q")
+	q.cfg.Prefetch = 16
+	c := q.Join(t.Context(), Joining{})
+	t.Cleanup(c.Leave)
+	go func() {
+		for {
+			it, err := c.Next()
+			if err != nil {
+				return
+			}
+			taken()
+			it.Taken()
+		}
+	}()
+	return c
+}
+
 // One element after another comes into an empty queue, and each of two consumers takes it at once.
 // Each claims maxClaims elements in one turn.
 func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
@@ -96,20 +116,7 @@ func TestConsumersOfAnEmptyQueueTakeTurns(t *testing.T) {
 		srv := zktest.Start(t)
 		takers := make(chan int, 10*maxClaims)
 		for i := range 2 {
-			q := queueAt(open(t, srv), "/q")
-			q.cfg.Prefetch = 16
-			c := q.Join(t.Context(), Joining{})
-			t.Cleanup(c.Leave)
-			go func() {
-				for {
-					it, err := c.Next()
-					if err != nil {
-						return
-					}
-					takers <- i
-					it.Taken()
-				}
-			}()
+			takeAll(t, srv, func() { takers <- i })
 		}
 		time.Sleep(time.Second)
 		q := queueAt(open(t, srv), "/q")
@@ -179,21 +186,8 @@ func TestAConsumerBehindOneThatLeavesStaysIdle(t *testing.T) {
 		srv := zktest.Start(t)
 		var consumers []Consumer
 		for range 4 {
-			q := queueAt(open(t, srv), "/q")
-			q.cfg.Prefetch = 16
-			c := q.Join(t.Context(), Joining{})
-			t.Cleanup(c.Leave)
-			go func() {
-				for {
-					it, err := c.Next()
-					if err != nil {
-						return
-					}
-					it.Taken()
-				}
-			}()
+			consumers = append(consumers, takeAll(t, srv, func() {}))
 			time.Sleep(time.Second)
-			consumers = append(consumers, c)
 		}
 		consumers[2].Leave()
 		time.Sleep(time.Second)
