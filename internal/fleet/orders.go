@@ -231,6 +231,7 @@ func (q *orders) send(ctx context.Context, a *actor, k *zsync.Queue[int64], n in
 
 func (q *orders) tryRecv(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 	done := a.doing("tries to receive")
+	session := a.s.ID()
 	v, ok, err := k.TryRecv(ctx)
 	done()
 	switch {
@@ -242,8 +243,10 @@ func (q *orders) tryRecv(ctx context.Context, a *actor, k *zsync.Queue[int64]) {
 		q.delivered(a, v)
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if ctx.Err() != nil {
-			q.all[v].maybe = true // if the session ends, the removal in the background fails
+		if ctx.Err() != nil || a.s.ID() != session {
+			// If ctx has ended, the removal is under way. If the session has ended, its reply may be
+			// lost, and another process may have removed the element.
+			q.all[v].maybe = true
 		} else {
 			q.removedLocked(v)
 		}

@@ -92,6 +92,7 @@ type actor struct {
 	clear bool
 	dice  *rand.Rand
 
+	session func() int64 // ID of the ZooKeeper session
 	closing *atomic.Bool // the Session is being closed
 }
 
@@ -233,9 +234,12 @@ func (a *actor) consume(ctx context.Context, q, other *zsync.Queue[int]) {
 		})
 		a.excused("Work", ctx, err)
 	default:
+		id := a.session()
 		if v, ok, err := q.TryRecv(ctx); a.excused("TryRecv", ctx, err) && ok {
 			a.note(v, func(e *fortune) {
-				if ctx.Err() != nil || a.closing.Load() { // the removal is under way
+				// In the first two cases, the removal is under way. In the last, the reply was lost with
+				// the session, so another process may have removed the element.
+				if ctx.Err() != nil || a.closing.Load() || a.session() != id {
 					e.maybe = true
 				} else {
 					e.removed++
@@ -313,7 +317,7 @@ func (a *actor) live(p *seat, open func() *zsync.Session, ops int) {
 		var actors sync.WaitGroup
 		for range 3 {
 			b := *a
-			b.dice, b.closing = rand.New(rand.NewPCG(a.dice.Uint64(), 1)), closing
+			b.dice, b.session, b.closing = rand.New(rand.NewPCG(a.dice.Uint64(), 1)), s.ID, closing
 			actors.Go(func() {
 				for range ops {
 					q := shared
