@@ -362,7 +362,7 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
 	}
 	made.then(func() {
-		if sought(d) {
+		if d.guid != "" {
 			switch err := made.err; {
 			case err == nil:
 				d.found(made.val[0].String)

@@ -33,18 +33,17 @@ type Deletion struct {
 	Refused chan struct{} // closed when Refusal is set
 	Refusal error         // the servers' first refusal
 
-	queue   *deletions
-	whole   *Deletion // the Deletion of which this is a part, or nil; see `split`
-	parts   int       // number of parts that are not over; guarded by deletions.mu
-	worst   error     // the worst error of a part; guarded by deletions.mu
-	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
-	stay    func()    // called at the end, or after the first refusal; it must not block
-	err     error     // the error of the last attempt
-	mayBe   bool      // an unanswered attempt may have been applied
-	tries   int       // attempts without a reply
-	refused int       // attempts that were refused
-	due     time.Time // the time of the next attempt
-	limit   time.Time // the time at which the client abandons the session; zero: never
+	queue *deletions
+	whole *Deletion // the Deletion of which this is a part, or nil; see `split`
+	parts int       // number of parts that are not over; guarded by deletions.mu
+	worst error     // the worst error of a part; guarded by deletions.mu
+	guid  string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
+	stay  func()    // called at the end, or after the first refusal; it must not block
+	err   error     // the error of the last attempt
+	mayBe bool      // an unanswered attempt may have been applied
+	tries int       // attempts that have failed
+	due   time.Time // the time of the next attempt
+	limit time.Time // the time at which the client abandons the session; zero: never
 }
 
 // Delete begins d.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -144,4 +145,41 @@ func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
 			t.Errorf("behind the lost reply: %v; want a write, and then a listing", after)
 		}
 	})
+}
+
+// A server that is overloaded refuses one request and answers the next. A listing proves nothing
+// if the write or the sync ahead of it was not carried out.
+func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOfTheListing(t *testing.T) {
+	for _, refused := range []zktest.Op{zktest.OpDelete, zktest.OpSync} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			inc := live(t, s)
+			must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+			var lists atomic.Int32
+			var quiet, once atomic.Bool
+			quiet.Store(true)
+			me := s.ID()
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case quiet.Load():
+					return zktest.Hang
+				case r.Op == refused && r.Path != "/" && !once.Swap(true):
+					return zktest.Fail(wire.CodeThrottled)
+				case r.Op == zktest.OpGetChildren2 && r.Path == "/d":
+					lists.Add(1)
+				}
+				return zktest.Pass
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			c := numbered("/d", NewGUID())
+			wantErr(t, inc.CreateEphemeral(ctx, c), context.DeadlineExceeded)
+			quiet.Store(false)
+			srv.Disconnect(me)
+			<-c.Undo.Done
+			if c.Undo.Err != nil || lists.Load() != 2 {
+				t.Errorf("%v refused: %d listings, %v; want 2, and success", refused, lists.Load(), c.Undo.Err)
+			}
+		})
+	}
 }
