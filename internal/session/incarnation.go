@@ -59,11 +59,12 @@ type Incarnation struct {
 	down chan struct{} // closed while no connection serves the session; guarded by mu
 
 	LeaseMu  sync.Mutex
-	Lease    lease.Lease // guarded by LeaseMu
-	stakes   int         // number of holds of the session; guarded by LeaseMu
-	asking   *inquiry    // the inquiry under way, or nil; guarded by LeaseMu
-	leaveBy  time.Time   // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
-	password []byte      // of the session; guarded by LeaseMu
+	Lease    lease.Lease        // guarded by LeaseMu
+	stakes   int                // number of holds of the session; guarded by LeaseMu
+	asking   *pending[struct{}] // the last inquiry, or nil; guarded by LeaseMu
+	askAfter time.Time          // there is no inquiry before this time; guarded by LeaseMu
+	leaveBy  time.Time          // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
+	password []byte             // of the session; guarded by LeaseMu
 
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 

@@ -8,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zsync/zsync/internal/conn"
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -91,7 +92,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		var answered <-chan struct{}
 		var ripe <-chan time.Time
 		if q != nil {
-			answered = q.ended
+			answered = q.Done
 		} else {
 			ripe = time.After(wait)
 		}
@@ -101,7 +102,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			// If the inquiry was lost with its connection, it has confirmed nothing. The hold would begin
 			// with little time left and without a connection, so the loop continues. It also continues after
 			// a write, if a sync can now confirm a later time without a further wait.
-			if q.proved() && !(q.call.op == wire.OpDelete && inc.confirmable()) {
+			if proved(q) && !(q.call.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}
 		case <-ripe:
@@ -126,34 +127,35 @@ func (inc *Incarnation) Assured() bool {
 	return inc.Ctx.Err() == nil && inc.certain() > time.Duration(inc.Timeout.Load()/4)
 }
 
-// The type `inquiry` is a request that confirms the session.
-type inquiry struct {
-	*pending[struct{}]
-	ended chan struct{} // closed after the reply has come, or cannot come, and the next inquiry may begin
-}
-
-// The method `proved` reports whether the server has not refused q. q must have ended.
-func (q *inquiry) proved() bool {
+// The function `proved` reports whether the server has not refused q, an inquiry that is over.
+func proved(q *pending[struct{}]) bool {
 	return q.err == nil || q.call.op == wire.OpDelete && IsNoNode(q.err)
 }
 
-// The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. In both
-// cases, `wait` is the time until the client should leave a server that proves nothing. If none is
-// due, or there is no connection, inquire returns nil, and the time after which to call inquire
-// again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
-func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
+// The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. An inquiry
+// is a request that confirms the session. In both cases, `wait` is the time until the client should
+// leave a server that proves nothing. If none is due, or there is no connection, inquire returns nil,
+// and the time after which to call inquire again. If `urgent` is set, an inquiry is due as soon as it
+// can confirm a later time.
+func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Duration) {
 	up := IsClosed(inc.connection())
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
-	now := time.Now()
-	if inc.asking != nil {
-		return inc.asking, inc.patienceLocked(now)
+	now, timeout := time.Now(), inc.Lease.Timeout()
+	if q = inc.asking; q != nil && !IsClosed(q.Done) {
+		return q, inc.patienceLocked(now)
+	}
+	switch inc.asking = nil; {
+	case q == nil:
+	case proved(q):
+		inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
+	case q.err != zk.ErrConnectionClosed: // without a reply, the next inquiry is sent over the next connection
+		inc.askAfter = now.Add(timeout / 100) // the server may be overloaded, or the connection has just ended
 	}
 	p, wait := inc.Lease.Next(now, urgent)
-	if wait > 0 {
+	if wait = max(wait, inc.askAfter.Sub(now)); wait > 0 {
 		return nil, wait
 	}
-	timeout := inc.Lease.Timeout()
 	if !up {
 		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
@@ -161,31 +163,11 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	if p == lease.Quorum {
 		c = flush(inc.conns.Nobody)
 	}
-	var pause time.Duration                           // before the next inquiry
-	c.refused = func(int32) { pause = timeout / 100 } // the server may be overloaded
-	q = &inquiry{newPending(c), make(chan struct{})}
+	q = newPending(c)
 	inc.asking = q
-	q.then(func() {
-		if q.proved() || pause == 0 { // without a reply, the next inquiry is sent over the next connection
-			inc.answered(q)
-			return
-		}
-		inc.Manager.Spawn(func() {
-			select {
-			case <-time.After(pause):
-			case <-inc.Ctx.Done():
-			}
-			inc.answered(q)
-		})
-	})
 	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which the connection
 	// needs to record the sending.
-	inc.Manager.Spawn(func() {
-		if !inc.newestConn().Send(q) {
-			pause = timeout / 100 // the connection has just ended
-			q.Fail(conn.ErrUnsent)
-		}
-	})
+	inc.Manager.Spawn(func() { inc.newestConn().SendOrFail(q) })
 	return q, inc.patienceLocked(now)
 }
 
@@ -202,17 +184,6 @@ func (inc *Incarnation) patienceLocked(now time.Time) time.Duration {
 		inc.leaveBy = now.Add(left / 2)
 	}
 	return inc.leaveBy.Sub(now)
-}
-
-// The method `answered` ends q, so that the next inquiry can begin.
-func (inc *Incarnation) answered(q *inquiry) {
-	inc.LeaseMu.Lock()
-	inc.asking = nil
-	if q.proved() {
-		inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
-	}
-	inc.LeaseMu.Unlock()
-	close(q.ended)
 }
 
 // The method `wake` makes the watchdog look at once.
@@ -242,7 +213,7 @@ func (inc *Incarnation) watchdog() {
 		if inc.staked() {
 			q, due := inc.inquire(false)
 			if q != nil {
-				answered = q.ended
+				answered = q.Done
 				if due <= 0 {
 					inc.hangUp()
 					due = wait
