@@ -5,6 +5,7 @@ package session
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -35,8 +36,6 @@ type Deletion struct {
 
 	queue *deletions
 	whole *Deletion // the Deletion of which this is a part, or nil; see `split`
-	parts int       // number of parts that are not over; guarded by deletions.mu
-	worst error     // the worst error of a part; guarded by deletions.mu
 	guid  string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	stay  func()    // called at the end, or after the first refusal; it must not block
 	err   error     // the error of the last attempt
@@ -67,21 +66,22 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 // znodes of d. d ends when all parts have ended. The error of d is the worst error of a part (see
 // `Worse`).
 func (d *Deletion) split(groups [][]string) {
-	d.parts = len(groups)
+	var mu sync.Mutex
+	var worst error
+	left := len(groups)
 	for _, paths := range groups {
-		d.queue.wait(d.queue.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, whole: d, mayBe: d.mayBe}))
-	}
-}
-
-// partOver records the end of a part of d.
-func (d *Deletion) partOver(err error) {
-	d.queue.mu.Lock()
-	d.worst = Worse(d.worst, err)
-	d.parts--
-	last := d.parts == 0
-	d.queue.mu.Unlock()
-	if last {
-		d.over(d.worst)
+		part := d.queue.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, whole: d, mayBe: d.mayBe})
+		part.Then = func() {
+			mu.Lock()
+			worst = Worse(worst, part.Err)
+			left--
+			last := left == 0
+			mu.Unlock()
+			if last {
+				d.over(worst)
+			}
+		}
+		d.queue.wait(part)
 	}
 }
 

@@ -251,7 +251,4 @@ func (d *Deletion) over(err error) {
 	if d.stay != nil {
 		d.stay()
 	}
-	if d.whole != nil {
-		d.whole.partOver(err)
-	}
 }
