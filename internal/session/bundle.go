@@ -79,32 +79,37 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 	return bundles
 }
 
-// getBundle reads a bundle. If the connection broke, the server may have crashed because of the
-// reply. Then getBundle reads the two halves.
-func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken int) ([]Node, error) {
+// getBundle reads a bundle. If there is no reply, the server may have crashed because of the size of
+// the reply. Then getBundle reads the two halves. The argument `try` counts the earlier attempts at
+// larger bundles with these znodes.
+func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int) (nodes []Node, err error) {
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
 		return getEach(ctx, paths, inc.Get)
 	}
-	var b bundle
-	broke := false
-	err := inc.repeat(ctx, func(a *attempts) (err error) {
-		b, err = attempt(ctx, inc, bundleCall(paths))
-		if OutcomeOf(err) == Unknown && ctx.Err() == nil && !errors.Is(err, ErrEnded) {
-			broke = true
-			return a.last(err)
-		}
-		return err
-	})
-	switch {
-	case broke:
-		return inc.getHalves(ctx, paths, broken)
+	b, err := attempt(ctx, inc, bundleCall(paths))
+	switch size := len(paths); {
 	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
 		return getEach(ctx, paths, inc.Get)
-	case err != nil:
+	case errors.Is(err, ErrEnded), err != nil && errors.Is(err, ctx.Err()), err != nil && OutcomeOf(err) == Answered:
 		return nil, err
+	case err != nil:
+		if OutcomeOf(err) == Unknown {
+			size = (size + 1) / 2
+		}
+		if err := inc.Pause(ctx, try); err != nil {
+			return nil, err
+		}
+		for part := range slices.Chunk(paths, size) {
+			read, err := inc.getBundle(ctx, part, try+1)
+			if err != nil {
+				return nil, err
+			}
+			nodes = append(nodes, read...)
+		}
+		return nodes, nil
 	}
-	nodes := b.nodes
+	nodes = b.nodes
 	for _, i := range b.refused { // a single read returns the reason
 		n, err := getEach(ctx, paths[i:i+1], inc.Get)
 		if err != nil {
@@ -112,27 +117,12 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, broken in
 		}
 		nodes[i] = n[0]
 	}
-	var largest int
+	largest := inc.largest.Load() / 2
 	for _, n := range nodes {
-		largest = max(largest, len(n.Data))
+		largest = max(largest, int64(len(n.Data)))
 	}
-	inc.largest.Store(max(int64(largest), inc.largest.Load()/2, 256))
+	inc.largest.Store(max(largest, 256))
 	return nodes, nil
-}
-
-// getHalves reads a bundle in two halves. The argument `broken` counts the connections that have
-// broken while larger bundles with these znodes were read.
-func (inc *Incarnation) getHalves(ctx context.Context, paths []string, broken int) ([]Node, error) {
-	if err := inc.Pause(ctx, broken); err != nil {
-		return nil, err
-	}
-	half := len(paths) / 2
-	first, err := inc.getBundle(ctx, paths[:half], broken+1)
-	if err != nil {
-		return nil, err
-	}
-	second, err := inc.getBundle(ctx, paths[half:], broken+1)
-	return append(first, second...), err
 }
 
 // getEach is getAll with a call of `read` for each znode.

@@ -33,7 +33,7 @@ func FuzzParseBundleNeverPanics(f *testing.F) {
 
 func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 	for name, action := range map[string]zktest.Action{
-		"lost request": zktest.DropRequest, "lost reply": zktest.DropReply,
+		"lost request": zktest.DropRequest, "lost reply": zktest.DropReply, "throttled": zktest.Fail(zktest.CodeThrottled),
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

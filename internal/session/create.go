@@ -362,57 +362,30 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
 	}
 	made.then(func() {
-		if d.guid != "" {
-			switch err := made.err; {
-			case err == nil:
-				d.found(made.val[0].String)
-			case OutcomeOf(err) != Unknown:
-				d.over(nil) // nothing was created, and nothing will be
-				return
-			}
+		switch err := made.err; {
+		case d.guid != "" && err == nil:
+			d.found(made.val[0].String)
+		case d.guid != "" && OutcomeOf(err) != Unknown:
+			d.over(nil) // nothing was created, and nothing will be
+		default:
+			d.queue.wait(d)
 		}
-		d.queue.wait(d)
 	})
 	return d
 }
 
-// Find looks for the child of dir whose name begins with guid, and returns its path or "".
-//
-// The result is certain, for this reason. Find first sends a write that changes nothing (see
-// `flush`). When the reply to that write comes, the server has applied every earlier request of
-// this session that reached the leader. An earlier request that has not reached the leader cannot
-// be applied any longer: the leader refuses it with SessionMoved, because it comes from a server
-// that the session has left. A sync alone is not enough if the server is the leader: the leader
-// answers a sync of its own client at once, before its pending proposals are committed.
-//
-// Concurrent calls share the listing, because usually several replies are lost together. The
-// listing comes after the sync of Find, or over a later connection, which began with a sync of its
-// own. If the sync was not executed, for example because the server is overloaded, Find ignores the
-// listing and repeats all requests.
+// Find looks for the child of dir whose name begins with guid, and returns its path or "". The result
+// is certain, and concurrent calls share their requests: see deletions.search.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
-	var path string
-	err := inc.repeat(ctx, func(*attempts) error {
-		write, err := start(ctx, inc, flush(inc.conns.Nobody))
-		if err != nil {
-			return err
-		}
-		sync, err := start(ctx, inc, syncCall(dir))
-		if err != nil {
-			return err
-		}
-		roll, err := inc.Roll(ctx, dir)
-		if err != nil && !IsNoNode(err) {
-			return err
-		}
-		if _, err = write.Wait(ctx, inc); OutcomeOf(err) != Answered {
-			return err
-		}
-		if _, err = sync.Wait(ctx, inc); err == nil {
-			path = findIn(roll.Names(), dir, guid)
-		}
-		return err
-	})
-	return path, err
+	d := inc.deletion(&Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid, keep: true, MayStay: true})
+	d.queue.wait(d)
+	if err := d.Outcome(ctx); err != nil && !IsNoNode(err) {
+		return "", err
+	}
+	if d.guid != "" {
+		return "", nil
+	}
+	return d.Paths[0], nil
 }
 
 // findIn returns the path of the listed child of dir whose name begins with guid, or with Curator's

@@ -20,9 +20,9 @@ import (
 //
 // Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each
 // znode gets a Deletion of its own (see `split`), because one missing znode or one refused deletion
-// makes the whole transaction fail. Only one attempt is under way at a time. The unexported fields belong to the goroutine that
-// handles the Deletion: the sender of the attempt, then the reader of the reply, then the method
-// `run`.
+// makes the whole transaction fail. Only one attempt is under way at a time. The unexported fields
+// belong to the goroutine that handles the Deletion: the sender of the attempt, then the reader of
+// the reply, then the method `run`.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // if not nil: deletes the znodes, and repeats a request without a reply; called again after a refusal
@@ -37,6 +37,7 @@ type Deletion struct {
 	queue *deletions
 	whole *Deletion // the Deletion of which this is a part, or nil; see `split`
 	guid  string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
+	keep  bool      // d only looks for the znode of guid: see Find
 	stay  func()    // called at the end, or after the first refusal; it must not block
 	err   error     // the error of the last attempt
 	mayBe bool      // an unanswered attempt may have been applied

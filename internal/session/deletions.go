@@ -24,7 +24,8 @@ import (
 //
 // If an abandoned request may still create a znode, the deletion of that znode waits for the reply
 // to the request, without a goroutine: see Incarnation.undo. If the request has no reply, the name of
-// the znode is unknown, and `search` looks for the znodes of all such requests together.
+// the znode is unknown, and `search` looks for the znodes of all such requests together. It also
+// does that for callers that want to keep the znode: see Incarnation.Find.
 //
 // A deletion by a function has a goroutine while the function runs, but none between two
 // attempts.
@@ -188,9 +189,16 @@ func (d *Deletion) request() conn.Request {
 }
 
 // The method `search` adds requests to b that look for the znodes of `lost`, by their parent. The
-// creates of these znodes were abandoned and have no reply. The search begins with a write and a
-// sync, so the servers execute no abandoned create after the listings. So a znode that is not
-// listed does not exist, and never will: see [Incarnation.Find].
+// creates of these znodes have no reply.
+//
+// The result is certain, for this reason. The search begins with a write that changes nothing (see
+// `flush`). When the reply to that write comes, the server has applied every earlier request of
+// this session that reached the leader. An earlier request that has not reached the leader cannot
+// be applied any longer: the leader refuses it with SessionMoved, because it comes from a server
+// that the session has left. A sync alone is not enough if the server is the leader: the leader
+// answers a sync of its own client at once, before its pending proposals are committed. If the write
+// or the sync was not executed, for example because the server is overloaded, the listings prove
+// nothing, and the search is repeated.
 func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 	if len(lost) == 0 {
 		return
@@ -206,9 +214,8 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 			for _, d := range ds {
 				if path := findIn(l.val.names, dir, d.guid); path != "" && err == nil {
 					d.found(path)
-					q.wait(d)
 				} else {
-					d.attempted(err) // without an error, or with NoNode, there is nothing to delete
+					d.attempted(err) // without an error, or with NoNode, there is no such znode
 				}
 			}
 		}
@@ -216,10 +223,13 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 	}
 }
 
-// The method `found` sets the path of the znode that d deletes, when a search or a late reply has
-// shown the path.
+// The method `found` is called when a search or a late reply has shown the path of the znode.
 func (d *Deletion) found(path string) {
-	d.Paths[0], d.guid, d.err = path, "", nil
+	if d.Paths[0], d.guid, d.err = path, "", nil; d.keep {
+		d.over(nil)
+	} else {
+		d.queue.wait(d)
+	}
 }
 
 // The method `attempted` is called when an attempt is over. The reading goroutine may call it, so
@@ -241,7 +251,7 @@ func (d *Deletion) attempted(err error) {
 
 // The method `over` ends d.
 func (d *Deletion) over(err error) {
-	if d.Err = err; err == nil || IsNoNode(err) {
+	if d.Err = err; !d.keep && (err == nil || IsNoNode(err)) {
 		d.queue.inc.ephemerals.gone(d.Paths...)
 	}
 	if d.Then != nil {
