@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -35,7 +36,9 @@ type deletions struct {
 	mu      sync.Mutex
 	waiting []*Deletion   // new deletions for `run`; guarded by mu
 	running bool          // `run` is running; guarded by mu
-	bell    chan struct{} // has a token when there are new deletions
+	bell    chan struct{} // has a token when `run` must look again
+
+	searching atomic.Int32 // listings of a search that are under way
 }
 
 func (inc *Incarnation) deletions() *deletions {
@@ -51,6 +54,11 @@ func (q *deletions) wait(d *Deletion) {
 		q.running = true
 		q.inc.Manager.Spawn(q.run)
 	}
+	q.ring()
+}
+
+// The method `ring` wakes `run`, which then looks at the deletions again.
+func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
 	default: // the token that is already there covers it
@@ -75,8 +83,8 @@ func (q *deletions) run() {
 		ds = append(ds, slices.DeleteFunc(handed, q.concluded)...)
 		up, now := q.inc.connection(), time.Now()
 		connected, wake := IsClosed(up), now.Add(time.Hour) // the time to look again
-		// One search looks for all unknown znodes, even if some of their deletions are not due.
-		search := slices.ContainsFunc(ds, func(d *Deletion) bool { return d.guid != "" && !now.Before(d.due) })
+		// One search at a time looks for all unknown znodes, even if some of their deletions are not due.
+		search := q.searching.Load() == 0 && slices.ContainsFunc(ds, func(d *Deletion) bool { return d.guid != "" && !now.Before(d.due) })
 		var due, left []*Deletion
 		for _, d := range ds {
 			switch {
@@ -86,7 +94,7 @@ func (q *deletions) run() {
 				q.inc.Manager.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", d.Paths[0])
 				q.inc.giveUp()
 				d.over(ErrEnded)
-			case connected && (!now.Before(d.due) || search && d.guid != ""):
+			case connected && (d.guid == "" && !now.Before(d.due) || d.guid != "" && search):
 				due = append(due, d)
 			default:
 				left = append(left, d)
@@ -203,10 +211,13 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 	if len(lost) == 0 {
 		return
 	}
+	q.searching.Store(int32(len(lost)))
 	write, sync := add(b, flush(q.inc.conns.Nobody)), add(b, syncCall(q.inc.conns.Nobody))
 	for dir, ds := range lost {
 		l := add(b, childrenCall(dir))
 		conclude := func() {
+			q.searching.Add(-1)
+			defer q.ring()
 			err := cmp.Or(sync.err, l.err)
 			if OutcomeOf(write.err) != Answered {
 				err = write.err

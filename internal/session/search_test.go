@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -182,4 +183,70 @@ func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOf
 			}
 		})
 	}
+}
+
+// Creates whose replies are lost together are looked for together, and each caller finds its own. A
+// caller that leaves during the search leaves no znode behind.
+func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
+	const n = 50
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc, other := live(t, s), live(t, open(t, srv))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		var creates, searches, listings atomic.Int32
+		me := s.ID()
+		srv.SetLatency(time.Second) // what is made is answered later than the connection lasts
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session != me:
+			case r.Op == zktest.OpCreate:
+				creates.Add(1)
+			case r.Op == zktest.OpSync && r.Path != "/":
+				searches.Add(1)
+				return zktest.Delay(10 * time.Millisecond)
+			case r.Op == zktest.OpGetChildren2:
+				listings.Add(1)
+			}
+			return zktest.Pass
+		})
+		made := make(chan string, n)
+		leaving, leave := context.WithCancel(t.Context())
+		for i := range n {
+			go func() {
+				ctx := t.Context()
+				if i == 0 {
+					ctx = leaving
+				}
+				c := numbered("/d", NewGUID())
+				err := inc.CreateEphemeral(ctx, c)
+				if i == 0 && errors.Is(err, context.Canceled) {
+					<-c.Undo.Done
+				} else if i == 0 || err != nil {
+					t.Errorf("creation %d: %v", i, err)
+				}
+				if i == 0 {
+					c.Path = ""
+				}
+				made <- c.Path
+			}()
+		}
+		time.Sleep(500 * time.Millisecond) // all are made, and none is answered
+		srv.SetLatency(0)
+		srv.Disconnect(me)
+		time.Sleep(5 * time.Millisecond) // the search is under way
+		leave()
+		found := make(map[string]bool)
+		for range n {
+			if path := <-made; path != "" {
+				found[path] = true
+			}
+		}
+		names, _, err := other.Children(t.Context(), "/d")
+		if err != nil || len(found) != n-1 || len(names) != n-1 || creates.Load() != n {
+			t.Errorf("%d were found of %d, %d creates, %v; want %d, each created once", len(found), len(names), creates.Load(), err, n-1)
+		}
+		if n := searches.Load(); n < 1 || n > 4 || listings.Load() > 4 {
+			t.Errorf("%d searches, %d listings; want one or two for all, and the same for the one that has left", searches.Load(), listings.Load())
+		}
+	})
 }
