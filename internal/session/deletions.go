@@ -114,9 +114,7 @@ func (q *deletions) look(d *Deletion) bool {
 
 // The method `refuse` records the first refusal. Only `run` calls `refuse`.
 func (d *Deletion) refuse(err error) {
-	for ; d != nil && !IsClosed(d.Refused); d = d.whole {
-		d.Refusal = err
-		close(d.Refused)
+	for ; d != nil && d.Refused.End(err); d = d.whole {
 		if d.stay != nil {
 			d.stay()
 		}
@@ -295,9 +293,7 @@ func (d *Deletion) request() conn.Request {
 }
 
 func requestFor[T any](d *Deletion, c call[T]) conn.Request {
-	p := newPending(c)
-	p.then(func() { d.attempted(p.err) })
-	return p
+	return &pending[T]{call: c, heir: d}
 }
 
 // The method `attempted` is called when an attempt is over. The reading goroutine may call it, so

@@ -165,7 +165,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 	c.refused = func(int32) { pause = timeout / 100 } // the server may be overloaded
 	q = &inquiry{newPending(c), make(chan struct{})}
 	inc.asking = q
-	q.then(func() {
+	q.then(heirFunc(func(error) {
 		if q.proved() || pause == 0 { // without a reply, the next inquiry is sent over the next connection
 			inc.answered(q)
 			return
@@ -177,7 +177,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *inquiry, wait time.Duration) {
 			}
 			inc.answered(q)
 		})
-	})
+	}))
 	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which the connection
 	// needs to record the sending.
 	inc.Manager.Spawn(func() {
