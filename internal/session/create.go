@@ -269,7 +269,8 @@ func (inc *Incarnation) creation(c *Creation) (call[string], error) {
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order
 // and in one write. There is one exception: if a listing of Dir is in flight, sendCreation shares
-// the next listing, and asks for that listing after the request was sent.
+// the next listing, and asks for that listing after the request was sent. A listing that was sent in
+// the same write is answered right behind the request, so sendCreation waits for its reply.
 func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[string], missing []string) error {
 	l, err := inc.openConn(ctx)
 	if err != nil {
@@ -292,7 +293,10 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 		c.lists = append(c.lists, add(b, childrenCall(dir)))
 	}
 	l.SendOrFail(b.requests...)
-	if c.List && c.roll == nil {
+	switch {
+	case c.roll != nil:
+		c.roll.Wait(ctx, inc) // so the caller wakes once for both replies; its error is looked at in readBehind
+	case c.List:
 		c.roll = inc.roll(c.Dir.Path) // after the request, unless the connection is replaced between the two
 	}
 	return nil
