@@ -191,10 +191,11 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 // that this process has added to a WaitGroup. It looks once a second for all callers, so a caller
 // may wait that long.
 func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
-	e, asked := &inc.ephemerals, time.Now()
+	e := &inc.ephemerals
 	if size, err = e.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
 		return size, nil
 	}
+	asked := time.Now()
 	select {
 	case e.turn <- struct{}{}:
 		defer func() { <-e.turn }()
@@ -255,13 +256,13 @@ func (inc *Incarnation) creation(c *Creation) (call[string], error) {
 	for _, path := range c.Paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	multi := multiCall(ops)
+	multi, holds := multiCall(ops), c.Holds
 	return call[string]{op: multi.op, body: multi.body, judge: func(s *wire.Scanner) (path string, code int32, err error) {
 		rs, code, err := multi.judge(s)
-		if failed := FailedOp(rs); failed >= 0 && failed < len(c.Holds) {
-			path = c.Holds[failed].Path
+		if failed := FailedOp(rs); failed >= 0 && failed < len(holds) {
+			path = holds[failed].Path
 		} else if err == nil && !s.Bad {
-			path = rs[len(c.Holds)].String
+			path = rs[len(holds)].String
 		}
 		return path, code, err
 	}}, m.CheckSize(ops)
@@ -369,7 +370,7 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 	case c.GUID != "":
 		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
-		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
+		d.By = func() error { return inc.removeOwn(d.Paths[0], sighting{on: ClosedChan}) }
 	}
 	made.then(heirFunc(func(err error) {
 		if sought(d) {
