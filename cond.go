@@ -278,7 +278,7 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	}})
 	select {
 	case <-r.Done:
-	case <-r.Refused:
+	case <-r.Refused.Done():
 	case <-ctx.Done():
 	case <-p.Incarnation.Disconnection():
 	case <-p.Incarnation.Ctx.Done():

@@ -537,10 +537,10 @@ func (c *Conn) nextPacket() error {
 	xid, code := int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))
 	now, n := time.Now(), int(size)-(replyHeader-4)
 	if xid != wire.XidEvent { // an event does not show that the server receives the client's packets
-		// The present deadline may have come from another request. A packet that has begun to arrive gets
-		// a new deadline.
-		c.deadline(now.Add(c.silence()))
 		if c.heard = now; c.r.Buffered() < n {
+			// The present deadline may have come from another request. A packet that has begun to arrive gets
+			// a new deadline.
+			c.deadline(now.Add(c.silence()))
 			defer func() { c.heard = time.Now() }()
 		}
 	}

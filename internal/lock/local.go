@@ -802,7 +802,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	r := c.Incarnation.Remove(former)
 	select { // wait for the deletion of the write znode; in every case, the downgrade is done
 	case <-r.Done:
-	case <-r.Refused: // readers behind the write znode wait until the servers permit its deletion
+	case <-r.Refused.Done(): // readers behind the write znode wait until the servers permit its deletion
 	case <-c.Incarnation.Disconnection():
 	case <-c.Incarnation.Ctx.Done(): // the loss ends the grants of the readers
 	case <-ctx.Done():

@@ -44,8 +44,8 @@ type Creation struct {
 	Lists   [][]string // the results of `Also`; a znode that does not exist has no children
 	Undo    *Deletion  // after an error: the Deletion of the znodes that may have been created, or nil
 
-	made  *pending[[]zk.MultiResponse] // the last request that was sent
-	roll  *Roll                        // `roll`, `read` and `lists` are the reads that were sent after `made`
+	made  *pending[string] // the last request that was sent; its value is Path or, if a check of `Holds` has failed, the path of that check
+	roll  *Roll            // `roll`, `read` and `lists` are the reads that were sent after `made`
 	read  *pending[Node]
 	lists []*pending[listing]
 }
@@ -98,11 +98,11 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
 			return err
 		}
-		rs, err := c.made.Wait(ctx, inc)
+		path, err := c.made.Wait(ctx, inc)
 		open = open || OutcomeOf(err) == Unknown
 		switch {
 		case err == nil:
-			c.Path = rs[len(c.Holds)].String
+			c.Path = path
 		case errors.Is(err, ErrEnded):
 			return err // the znodes, which are ephemeral, end with the session
 		case c.GUID != "" && errors.Is(err, conn.ErrProtocol):
@@ -143,7 +143,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 				}
 			}
 			return errAgain
-		case IsNoNode(err) && FailedOp(rs) == 0:
+		case IsNoNode(err) && path == c.Holds[0].Path:
 			return a.last(ErrVanished)
 		default:
 			return err // a refusal proves nothing about earlier attempts
@@ -191,10 +191,11 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 // that this process has added to a WaitGroup. It looks once a second for all callers, so a caller
 // may wait that long.
 func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
-	e, asked := &inc.ephemerals, time.Now()
+	e := &inc.ephemerals
 	if size, err = e.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
 		return size, nil
 	}
+	asked := time.Now()
 	select {
 	case e.turn <- struct{}{}:
 		defer func() { <-e.turn }()
@@ -236,20 +237,17 @@ func (inc *Incarnation) recount(ctx context.Context) error {
 }
 
 // The method `creation` returns the request that creates the znodes of c.
-func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) {
+func (inc *Incarnation) creation(c *Creation) (call[string], error) {
 	m := inc.Manager
 	if len(c.Paths) == 1 && len(c.Holds) == 0 {
 		flags := int32(zk.FlagEphemeral)
 		if c.GUID != "" {
 			flags |= zk.FlagSequence
 		}
-		one := inc.createCall(c.Paths[0], c.Data, flags)
 		if m.SizeOf(c.Paths[0], c.Data) > MaxPacket {
-			return call[[]zk.MultiResponse]{}, ErrTooLarge
+			return call[string]{}, ErrTooLarge
 		}
-		return call[[]zk.MultiResponse]{op: one.op, path: one.path, body: one.body, take: func(s *wire.Scanner) []zk.MultiResponse {
-			return []zk.MultiResponse{{String: one.take(s)}}
-		}}, nil
+		return inc.createCall(c.Paths[0], c.Data, flags), nil
 	}
 	var ops []any
 	for _, check := range c.Holds {
@@ -258,13 +256,23 @@ func (inc *Incarnation) creation(c *Creation) (call[[]zk.MultiResponse], error) 
 	for _, path := range c.Paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	return multiCall(ops), m.CheckSize(ops)
+	multi, holds := multiCall(ops), c.Holds
+	return call[string]{op: multi.op, body: multi.body, judge: func(s *wire.Scanner) (path string, code int32, err error) {
+		rs, code, err := multi.judge(s)
+		if failed := FailedOp(rs); failed >= 0 && failed < len(holds) {
+			path = holds[failed].Path
+		} else if err == nil && !s.Bad {
+			path = rs[len(holds)].String
+		}
+		return path, code, err
+	}}, m.CheckSize(ops)
 }
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order
 // and in one write. There is one exception: if a listing of Dir is in flight, sendCreation shares
-// the next listing, and asks for that listing after the request was sent.
-func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[[]zk.MultiResponse], missing []string) error {
+// the next listing, and asks for that listing after the request was sent. A listing that was sent in
+// the same write is answered right behind the request, so sendCreation waits for its reply.
+func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[string], missing []string) error {
 	l, err := inc.openConn(ctx)
 	if err != nil {
 		return err
@@ -286,7 +294,10 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 		c.lists = append(c.lists, add(b, childrenCall(dir)))
 	}
 	l.SendOrFail(b.requests...)
-	if c.List && c.roll == nil {
+	switch {
+	case c.roll != nil:
+		c.roll.Wait(ctx, inc) // so the caller wakes once for both replies; its error is looked at in readBehind
+	case c.List:
 		c.roll = inc.roll(c.Dir.Path) // after the request, unless the connection is replaced between the two
 	}
 	return nil
@@ -359,18 +370,18 @@ func (inc *Incarnation) undo(c *Creation) *Deletion {
 	case c.GUID != "":
 		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
-		d.By = func() error { return inc.removeOwn(c.Paths[0], sighting{on: ClosedChan}) }
+		d.By = func() error { return inc.removeOwn(d.Paths[0], sighting{on: ClosedChan}) }
 	}
-	made.then(func() {
-		switch err := made.err; {
+	made.then(heirFunc(func(err error) {
+		switch {
 		case d.guid != "" && err == nil:
-			d.found(made.val[0].String)
+			d.found(made.val)
 		case d.guid != "" && OutcomeOf(err) != Unknown:
 			d.over(nil) // nothing was created, and nothing will be
 		default:
 			d.queue.wait(d)
 		}
-	})
+	}))
 	return d
 }
 

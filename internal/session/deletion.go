@@ -31,8 +31,7 @@ type Deletion struct {
 
 	Done    chan struct{} // closed when Err is set
 	Err     error         // nil, NoNode if the znode did not exist, ErrEnded, or for a Deletion with MayStay the last refusal
-	Refused chan struct{} // closed when Refusal is set
-	Refusal error         // the servers' first refusal
+	Refused Ending        // ends at the servers' first refusal, which is its cause
 
 	queue *deletions
 	whole *Deletion // the Deletion of which this is a part, or nil; see `split`
@@ -59,7 +58,7 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 
 // The method `deletion` prepares d, but does not begin it.
 func (inc *Incarnation) deletion(d *Deletion) *Deletion {
-	d.queue, d.Done, d.Refused = inc.deletions(), make(chan struct{}), make(chan struct{})
+	d.queue, d.Done = inc.deletions(), make(chan struct{})
 	return d
 }
 
@@ -142,8 +141,8 @@ func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	// If several cases are ready, the end of d comes first, because its result is certain.
 	select {
 	case <-d.Done:
-	case <-d.Refused:
-		err = d.Refusal
+	case <-d.Refused.Done():
+		err = d.Refused.Cause()
 	case <-d.queue.inc.Ctx.Done():
 		err = ErrEnded
 	case <-ctx.Done():

@@ -142,15 +142,13 @@ func (q *deletions) concluded(d *Deletion) bool {
 		d.mayBe = d.mayBe || outcome == Unknown
 		d.due = time.Now().Add(m.Config.Retry.Delay(d.tries))
 	default:
-		if !IsClosed(d.Refused) {
+		if d.Refused.Cause() == nil {
 			m.Log.Error("zsync: cannot delete; the Session keeps trying", "path", d.Paths[0], "err", d.err)
 			if !d.MayStay {
 				d.limit = time.Now().Add(time.Duration(q.inc.Timeout.Load()))
 			}
 		}
-		for r := d; r != nil && !IsClosed(r.Refused); r = r.whole {
-			r.Refusal = d.err
-			close(r.Refused)
+		for r := d; r != nil && r.Refused.End(d.err); r = r.whole {
 			if r.stay != nil {
 				r.stay()
 			}
@@ -183,17 +181,13 @@ func (q *deletions) attempt(ds []*Deletion) {
 // The method `request` returns a request that deletes the znodes of d.
 func (d *Deletion) request() conn.Request {
 	if len(d.Paths) == 1 {
-		p := newPending(deletion(d.Paths[0], -1))
-		p.then(func() { d.attempted(p.err) })
-		return p
+		return &pending[struct{}]{call: deletion(d.Paths[0], -1), heir: d}
 	}
 	var ops []any
 	for _, path := range d.Paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
-	p := newPending(multiCall(ops))
-	p.then(func() { d.attempted(p.err) })
-	return p
+	return &pending[[]zk.MultiResponse]{call: multiCall(ops), heir: d}
 }
 
 // The method `search` adds requests to b that look for the znodes of `lost`, by their parent. The
@@ -230,7 +224,7 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 				}
 			}
 		}
-		l.then(func() { q.inc.Manager.Spawn(conclude) }) // the reading goroutine has no time to search long lists
+		l.then(heirFunc(func(error) { q.inc.Manager.Spawn(conclude) })) // the reading goroutine has no time to search long lists
 	}
 }
 

@@ -94,12 +94,12 @@ func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 			t.Fatal("it waits for one that is refused")
 		}
 		select {
-		case <-a.Refused:
+		case <-a.Refused.Done():
 		case <-time.After(Grace):
 			t.Fatal("nobody was told of the refusal")
 		}
-		if !IsAnswer(a.Refusal, zk.ErrNoAuth) || IsClosed(a.Done) {
-			t.Errorf("refusal %v, done %v; want NoAuth and not yet", a.Refusal, IsClosed(a.Done))
+		if !IsAnswer(a.Refused.Cause(), zk.ErrNoAuth) || IsClosed(a.Done) {
+			t.Errorf("refusal %v, done %v; want NoAuth and not yet", a.Refused.Cause(), IsClosed(a.Done))
 		}
 		time.Sleep(2 * inc.Manager.Config.Retry.Delay(1))
 		allowed.Store(true)

@@ -25,6 +25,7 @@ type Ending struct {
 	cause error         // guarded by mu
 	done  chan struct{} // made by the first call of Done; guarded by mu
 	hooks []*Hook       // in no order; guarded by mu
+	first [1]*Hook      // the storage of `hooks` until there is a second hook
 }
 
 // A Hook is an entry in the list of an Ending. The Ending calls OnEnd once, with its cause.
@@ -84,6 +85,9 @@ func (e *Ending) Add(h *Hook) {
 	e.mu.Lock()
 	cause := e.cause
 	if cause == nil {
+		if e.hooks == nil {
+			e.hooks = e.first[:0]
+		}
 		h.at = len(e.hooks)
 		e.hooks = append(e.hooks, h)
 	}

@@ -45,15 +45,23 @@ func syncCall(path string) call[struct{}] { return call[struct{}]{op: wire.OpSyn
 
 // The type `pending` is a request whose reply the caller awaits, or leaves to another function.
 type pending[T any] struct {
-	Done chan struct{} // closed when val and err are set
+	Done chan struct{} // closed when val and err are set; nil if no caller waits, because the request has an heir from the start
 	val  T
 	err  error
 	call call[T]
 	scan wire.Scanner // of the reply; a field to save an allocation
 
 	mu   sync.Mutex
-	heir func() // called once after Done is closed: see `then`; guarded by mu
+	heir heir // called once after Done is closed: see `then`; guarded by mu
 }
+
+// An heir learns of the end of a request, which the caller does not await. The reading goroutine may
+// call `attempted`, so it must not block. The argument is the error of the request.
+type heir interface{ attempted(err error) }
+
+type heirFunc func(err error)
+
+func (f heirFunc) attempted(err error) { f(err) }
 
 func newPending[T any](c call[T]) *pending[T] {
 	return &pending[T]{Done: make(chan struct{}), call: c}
@@ -98,7 +106,9 @@ func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {
 }
 
 func (p *pending[T]) Finish() {
-	close(p.Done)
+	if p.Done != nil {
+		close(p.Done)
+	}
 	p.handOn()
 }
 
@@ -108,29 +118,29 @@ func (p *pending[T]) Fail(err error) {
 	p.Finish()
 }
 
-// The method `then` registers the function f, which is called once, when p.Done is closed. So no
-// goroutine needs to wait for the reply after the caller has left. The reading goroutine may call
-// f, so f must not block. f is called at the latest when the session has ended and its connection
-// is down: then a request without a reply fails. A request has at most one f.
-func (p *pending[T]) then(f func()) {
+// The method `then` registers an heir, which is called once, when p.Done is closed. So no goroutine
+// needs to wait for the reply after the caller has left. The heir is called at the latest when the
+// session has ended and its connection is down: then a request without a reply fails. A request has
+// at most one heir.
+func (p *pending[T]) then(h heir) {
 	p.mu.Lock()
-	p.heir = f
+	p.heir = h
 	p.mu.Unlock()
 	if IsClosed(p.Done) {
 		p.handOn()
 	}
 }
 
-// handOn calls `heir`, the function that p.then has registered. Finish first closes p.Done, and then
+// handOn calls the heir that p.then has registered. Finish first closes p.Done, and then
 // calls handOn. p.then first stores `heir`, and calls handOn if p.Done is closed. So the later of
 // Finish and p.then calls handOn. At that time, `heir` is stored and p.Done is closed. If both call
-// handOn, only the first takes the function.
+// handOn, only the first takes the heir.
 func (p *pending[T]) handOn() {
 	p.mu.Lock()
-	f := p.heir
+	h := p.heir
 	p.heir = nil
 	p.mu.Unlock()
-	if f != nil {
-		f()
+	if h != nil {
+		h.attempted(p.err)
 	}
 }

@@ -15,14 +15,16 @@ import (
 // ErrEnded. Then the outcome of the request is unknown.
 func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
-	select {
-	case <-p.Done:
-	case <-inc.Ctx.Done():
-		if !IsClosed(p.Done) {
-			return zero, ErrEnded
+	if !IsClosed(p.Done) { // a select would cost more than this look, and a caller may wait twice
+		select {
+		case <-p.Done:
+		case <-inc.Ctx.Done():
+			if !IsClosed(p.Done) {
+				return zero, ErrEnded
+			}
+		case <-ctx.Done():
+			return zero, CtxErr(ctx)
 		}
-	case <-ctx.Done():
-		return zero, CtxErr(ctx)
 	}
 	// The reply may have come at the moment at which the incarnation ended. Wait returns the reply
 	// even then, because it shows a past state. A caller that grants a hold because of the reply

@@ -24,7 +24,7 @@ import (
 // that it has created. If the znode is listed, the Roll is newer than the znode. If it is not
 // listed, that proves nothing, and the caller asks for another Roll.
 type Roll struct {
-	pending[listing]
+	pending[[]string]
 	inc  *Incarnation
 	next *Roll // while this Roll is in flight: the next, which is not sent yet; nil if no caller has asked for it; guarded by rollBook.mu
 
@@ -34,10 +34,10 @@ type Roll struct {
 }
 
 // Names returns the listed names. They share memory: see [wire.Scanner.Strings].
-func (r *Roll) Names() []string { return r.val.names }
+func (r *Roll) Names() []string { return r.val }
 
 // Has reports whether `name` is listed.
-func (r *Roll) Has(name string) bool { return slices.Contains(r.val.names, name) }
+func (r *Roll) Has(name string) bool { return slices.Contains(r.val, name) }
 
 // Make returns the result of f for r. While callers use the same key, as the contenders of one kind
 // do, f is called once for all of them.
@@ -45,7 +45,7 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.made == nil || r.key != key {
-		r.made, r.key = f(r.val.names), key
+		r.made, r.key = f(r.val), key
 	}
 	return r.made
 }
@@ -82,8 +82,8 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	if inFlight != nil && inFlight.next != nil {
 		return inFlight.next, false
 	}
-	r = &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
-	r.then(r.ended)
+	r = &Roll{inc: inc, pending: pending[[]string]{Done: make(chan struct{}), call: namesCall(dir)}}
+	r.heir = r
 	if inFlight != nil {
 		inFlight.next = r
 		return r, false
@@ -94,9 +94,9 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 
 func (r *Roll) send() { r.inc.newestConn().SendOrFail(r) }
 
-// The method `ended` is called when r, which was in flight, is over. It sends the next Roll, if there
-// is one.
-func (r *Roll) ended() {
+// The method `attempted` is called when r, which was in flight, is over. It sends the next Roll, if
+// there is one.
+func (r *Roll) attempted(error) {
 	b := r.inc.rollBook()
 	b.mu.Lock()
 	next := r.next

@@ -134,23 +134,23 @@ func BenchmarkSendRecv(b *testing.B) {
 	})
 }
 
-// What is guarded is the ratio: what the test server and go-zookeeper's reading
-// and pinging allocate is in both. On a busy machine a lock may be held for so
-// long that its znode is watched.
+// What the test server and go-zookeeper's reading and pinging allocate is in
+// both. On a busy machine a lock may be held for so long that its znode is watched.
 func TestLockAndUnlockAllocateNoMoreThanThoseOfGoZookeeper(t *testing.T) {
 	if harness.UnderRace {
 		t.Skip("the race detector allocates, so this is not shown: Lock and Unlock allocate no more than those of go-zookeeper")
 	}
 	theirs := goZookeepers(t)
 	m := zsync.NewMutex(suite.Open(t, zktest.Start(t, harness.Patient)), "/m")
+	const most = 55
 	var want, got float64
-	for try := 0; try < 3 && (try == 0 || got > want); try++ { // what a busy machine adds is in none of three
+	for try := 0; try < 3 && (try == 0 || got > min(want, most)); try++ { // what a busy machine adds is in none of three
 		want = testing.AllocsPerRun(500, func() { harness.Must(t, theirs.Lock()); harness.Must(t, theirs.Unlock()) })
 		got = testing.AllocsPerRun(500, func() { harness.Must(t, m.Lock(t.Context())); harness.Must(t, m.Unlock()) })
 	}
 	t.Logf("Lock and Unlock: %v allocations, those of zk.Lock %v", got, want)
-	if got > want {
-		t.Errorf("Lock and Unlock make %v allocations, those of zk.Lock %v", got, want)
+	if got > min(want, most) {
+		t.Errorf("Lock and Unlock make %v allocations, those of zk.Lock %v; want %d at most, and no more than those", got, want, most)
 	}
 }
 
