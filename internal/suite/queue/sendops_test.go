@@ -2,6 +2,8 @@ package queue
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,6 +72,33 @@ func TestTxnWithASendOpWorksWhileCloseWaitsForTheFunction(t *testing.T) {
 		must(t, sends)
 		if n, err := seen.Len(t.Context()); n != 2 || err != nil {
 			t.Errorf("%d elements, %v", n, err)
+		}
+	})
+}
+
+// Each Txn has a Queue value of its own, which sends only once. Still, no bucket grows far beyond its
+// size, so no listing is long.
+func TestTxnsThatEachSendOnceFillNoBucketBeyondItsSize(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for i := range 2100 {
+			_, err := s.Txn(t.Context(), zsync.NewQueue[int](s, "/q").SendOp(i))
+			must(t, err)
+		}
+		var sizes []int
+		for _, name := range childrenOf(t, s, "/q") {
+			if strings.HasPrefix(name, "b-") {
+				sizes = append(sizes, len(childrenOf(t, s, "/q/"+name)))
+			}
+		}
+		if slices.Max(sizes) > 1500 {
+			t.Errorf("the buckets have %v elements", sizes)
+		}
+		q := zsync.NewQueue[int](s, "/q")
+		for i := range 2100 {
+			if v, ok, err := q.TryRecv(t.Context()); v != i || !ok || err != nil {
+				t.Fatalf("TryRecv = %d, %v, %v; want %d", v, ok, err, i)
+			}
 		}
 	})
 }
