@@ -59,8 +59,10 @@ func (x *load) send(q *core, p *parcel, op int) {
 }
 
 // awaitRoom waits until there is room in all queues. The argument `home` is the path of the queue
-// whose element the transaction removes, or "". That queue needs room for one element fewer.
+// whose element the transaction removes, or "". That queue needs room for one element fewer. While the
+// Session is being closed, awaitRoom looks for room, but does not wait.
 func (x *load) awaitRoom(ctx context.Context, home string) error {
+	ctx = session.Finish(ctx)
 	for _, s := range x.sends {
 		p := &parcel{}
 		for _, o := range s.group {

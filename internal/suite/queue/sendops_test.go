@@ -51,26 +51,32 @@ func TestTxnOfSendOpsAloneSaysThatItsOutcomeIsUnknown(t *testing.T) {
 	}
 }
 
-// While Close waits for a function, "Token, Txn, Ack, and Unlock work".
+// While Close waits for a function, "Token, Txn, Ack, and Unlock work", also if the queue of a SendOp
+// is limited and has room.
 func TestTxnWithASendOpWorksWhileCloseWaitsForTheFunction(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
 		q, seen := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](other, "/q")
+		limited, full := zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(4)), zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(3))
 		must(t, seen.Send(t.Context(), 0))
 		m := zsync.NewMutex(s, "/m")
 		closed := make(chan error, 1)
-		var plain, sends error
+		var plain, sends, room, none error
 		must(t, m.Do(t.Context(), func(ctx context.Context) error {
 			go func() { closed <- s.Close() }()
 			<-ctx.Done()
 			_, plain = m.Txn(context.WithoutCancel(ctx), &zk.CreateRequest{Path: "/x"})
 			_, sends = m.Txn(context.WithoutCancel(ctx), q.SendOp(1))
+			_, room = m.Txn(context.WithoutCancel(ctx), limited.SendOp(2))
+			_, none = m.Txn(context.WithoutCancel(ctx), full.SendOp(3))
 			return nil
 		}))
 		<-closed
 		must(t, plain)
 		must(t, sends)
-		if n, err := seen.Len(t.Context()); n != 2 || err != nil {
+		must(t, room)
+		wantErr(t, none, zsync.ErrClosed)
+		if n, err := seen.Len(t.Context()); n != 3 || err != nil {
 			t.Errorf("%d elements, %v", n, err)
 		}
 	})
