@@ -229,3 +229,20 @@ func TestABusyConsumerBesideAnIdleOneSendsNoRequest(t *testing.T) {
 		time.Sleep(time.Hour)
 	})
 }
+
+// A process sweeps once in six hours, although it makes a Queue value for each call.
+func TestQueueValuesThatEachSendOnceSweepOnce(t *testing.T) {
+	t.Parallel()
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		harness.Must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 0))
+		n := harness.Requests(srv, func() {
+			for i := range 100 {
+				harness.Must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), i))
+			}
+		})
+		if n > 300 { // two reads and a transaction
+			t.Errorf("100 Queue values have sent %d requests, want 300", n)
+		}
+	})
+}
