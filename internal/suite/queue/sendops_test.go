@@ -108,3 +108,56 @@ func TestTxnsThatEachSendOnceFillNoBucketBeyondItsSize(t *testing.T) {
 		}
 	})
 }
+
+// The queue of a SendOp is full, and the hold of the Txn is lost. The Txn returns the loss, and does
+// not wait for room any longer.
+func TestATxnThatWaitsForRoomReturnsTheLoss(t *testing.T) {
+	ways := map[string]func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error){
+		"Delivery": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			q := zsync.NewQueue[int](s, "/tasks")
+			must(t, q.Send(t.Context(), 0))
+			d, err := q.Receive(t.Context())
+			must(t, err)
+			return d.Txn
+		},
+		"Mutex": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			m := zsync.NewMutex(s, "/m")
+			must(t, m.Lock(t.Context()))
+			return m.Txn
+		},
+		"RWMutex": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			m := zsync.NewRWMutex(s, "/m")
+			must(t, m.RLock(t.Context()))
+			return m.Txn
+		},
+		"Election": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			e := zsync.NewElection(s, "/e")
+			must(t, e.Campaign(t.Context()))
+			return e.Txn
+		},
+		"Semaphore": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			m := zsync.NewSemaphore(s, "/s", 2)
+			must(t, m.Acquire(t.Context(), 1))
+			return m.Txn
+		},
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				full := zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(1))
+				must(t, full.Send(t.Context(), 0))
+				txn := way(t, s)
+				done := async(func() error { _, err := txn(within(t, time.Hour), full.SendOp(1)); return err })
+				time.Sleep(time.Minute)
+				pendingStill(t, done)
+				srv.Expire(s.ID())
+				begun := time.Now()
+				wantErr(t, <-done, zsync.ErrLost)
+				if took := time.Since(begun); took > time.Minute {
+					t.Errorf("Txn has returned after %v", took)
+				}
+			})
+		})
+	}
+}
