@@ -1727,3 +1727,29 @@ func TestAKeeperWhoseZnodeIsDeletedIsToldByLeave(t *testing.T) {
 		})
 	}
 }
+
+// The servers have too much to do, and refuse the transaction that lets a round in. The pauses of the
+// last party double, as WithRetry says.
+func TestEnterOnOverloadedServersPausesLongerAndLonger(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		first, last := zsync.NewWaitGroup(suite.Open(t, srv), "/w"), zsync.NewWaitGroup(suite.Open(t, srv), "/w")
+		entered := []<-chan error{enter(t, first, 2)}
+		time.Sleep(time.Second)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti {
+				return zktest.Fail(zktest.CodeThrottled)
+			}
+			return zktest.Pass
+		})
+		entered = append(entered, enter(t, last, 2))
+		time.Sleep(time.Minute)
+		// Three requests, and then a pause of 1 to 2 s.
+		if n := harness.Requests(srv, func() { time.Sleep(time.Minute) }); n > 400 {
+			t.Errorf("%d requests in a minute, want at most 400", n)
+		}
+		srv.Intercept(nil)
+		for _, c := range entered {
+			harness.Must(t, <-c)
+		}
+	})
+}
