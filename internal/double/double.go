@@ -93,7 +93,7 @@ type party struct {
 	seq   int32
 	round roundID
 	asked bool // it has sent a request that may make it the keeper
-	tries int  // number of its requests to let a round in that had no answer
+	tries int  // number of its requests to let a round in, or to become the keeper, that had no answer
 
 	// For a party that is inside:
 	hold   *lock.Grant
@@ -794,7 +794,8 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	case ctx.Err() != nil:
 		return false, session.CtxErr(ctx) // even if the connection was lost at the same instant
 	}
-	return false, inc.Pause(ctx, 1) // if the znode was created, step 6 finds that we are the keeper
+	p.tries++
+	return false, inc.Pause(ctx, p.tries) // if the znode was created, step 6 finds that we are the keeper
 }
 
 // The method `keep` performs steps 10 and 11.
