@@ -318,7 +318,7 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
-	rs, err := e.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) {
+	rs, err := e.s.sending(ctx, g.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) {
 		rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over to another goroutine
 		return rs, err
 	})

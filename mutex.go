@@ -164,7 +164,7 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
-	rs, err := m.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return m.local.Txn(ctx, g, ops) })
+	rs, err := m.s.sending(ctx, g.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return m.local.Txn(ctx, g, ops) })
 	return rs, opError("txn", m.path, err)
 }
 

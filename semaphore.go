@@ -806,7 +806,7 @@ func (m *Semaphore) Lost() <-chan struct{} {
 
 // Txn is [Mutex.Txn]; it is applied only while m holds all its permits.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := m.s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return m.txn(ctx, ops) })
+	rs, err := m.s.sending(ctx, m.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return m.txn(ctx, ops) })
 	return rs, opError("txn", m.path, err)
 }
 

@@ -151,7 +151,7 @@ func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
 // drops and Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn
 // (docs/interop.md). Txn takes one round trip, a Session's first Txn two.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := s.sending(ctx, ops, func(ops []any) ([]zk.MultiResponse, error) { return txn.Session(ctx, s.m, ops) })
+	rs, err := s.sending(ctx, nil, ops, func(ops []any) ([]zk.MultiResponse, error) { return txn.Session(ctx, s.m, ops) })
 	return rs, opError("txn", "", err)
 }
 
@@ -181,8 +181,9 @@ func outgoing(ops []any) (all, bare []any, err error) {
 }
 
 // The method `sending` applies ops with the function commit, which is the transaction of a session
-// or of a hold. Each QueueOp is replaced by its writes.
-func (s *Session) sending(ctx context.Context, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
+// or of a hold. Each QueueOp is replaced by its writes. The channel lost is closed when the hold is
+// lost; it is nil for a session.
+func (s *Session) sending(ctx context.Context, lost <-chan struct{}, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) (rs []zk.MultiResponse, err error) {
 	all, bare, err := outgoing(ops)
 	switch {
 	case err != nil:
@@ -190,7 +191,7 @@ func (s *Session) sending(ctx context.Context, ops []any, commit func(ops []any)
 	case len(bare) == len(ops):
 		rs, err = commit(ops)
 	default:
-		rs, err = queue.Through(ctx, s.m, all, commit)
+		rs, err = queue.Through(ctx, s.m, lost, all, commit)
 	}
 	return rs, session.Refused(bare, rs, err) // a QueueOp has no response
 }

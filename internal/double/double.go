@@ -93,6 +93,7 @@ type party struct {
 	seq   int32
 	round roundID
 	asked bool // it has sent a request that may make it the keeper
+	tries int  // number of its requests to let a round in, or to become the keeper, that had no answer
 
 	// For a party that is inside:
 	hold   *lock.Grant
@@ -659,7 +660,8 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	// It is unknown whether the transaction was applied. The room will show whether we are inside.
 	// When we leave, the keeper's znode will show whether we are the keeper. If the request was not
 	// applied before the next connection, it cannot be applied later (see Find).
-	return state.n, false, inc.Pause(ctx, 1)
+	p.tries++
+	return state.n, false, inc.Pause(ctx, p.tries)
 }
 
 // The method `leave` is the part of Leave in one session. The first call is in p's own session. If
@@ -792,7 +794,8 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	case ctx.Err() != nil:
 		return false, session.CtxErr(ctx) // even if the connection was lost at the same instant
 	}
-	return false, inc.Pause(ctx, 1) // if the znode was created, step 6 finds that we are the keeper
+	p.tries++
+	return false, inc.Pause(ctx, p.tries) // if the znode was created, step 6 finds that we are the keeper
 }
 
 // The method `keep` performs steps 10 and 11.

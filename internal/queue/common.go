@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
@@ -20,9 +19,6 @@ type Common struct {
 	Skips   Skipper
 	unframe func(stored []byte) []byte // returns the producer's data from the data that another library stores; nil if they are the same
 	faults  sync.Map                   // a set of chan error, which receive the errors that keep consumers from consuming
-
-	sweeping sync.Mutex
-	due      time.Time // time of the next sweep; guarded by sweeping
 }
 
 // NewCommon returns the Common of a queue. It does no I/O.

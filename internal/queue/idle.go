@@ -101,9 +101,9 @@ func (p *place) othersWait(ctx context.Context) bool {
 	return err == nil && len(lock.ParseChildren(names, turnBase)) > 1
 }
 
-// The method `idle` waits in the line until a search has put free elements into p.found. It leaves
-// the line and returns without elements if no consumer of `p` waits any longer and another pump
-// waits in the line.
+// The method `idle` waits in the line until a search has put free elements into p.found. If no
+// consumer of `p` waits any longer and another pump waits in the line, it leaves the line. Then it
+// returns without elements as soon as a consumer of `p` waits.
 func (p *pump) idle(inc *session.Incarnation) (err error) {
 	q := p.q
 	if p.place == nil {
@@ -140,6 +140,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 			cancel()
 			if found = unwanted && p.place.othersWait(p.ctx); found {
 				p.leavePlace() // another pump waits for the next element
+				err = p.wait(p.ctx, inc, func() bool { return p.waiting > 0 })
 			} else {
 				err = inc.AwaitAny(p.ctx, watches, due)
 				p.rung = true

@@ -92,7 +92,7 @@ type site struct {
 const maxPost = 500
 
 // bucketSize is the number of elements after which a producer creates the next bucket. The last
-// Send into a bucket can exceed this number.
+// Sends into a bucket can exceed this number.
 const bucketSize = 1000
 
 // The type `bucket` is the parsed name of a bucket.

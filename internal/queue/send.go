@@ -320,13 +320,32 @@ func (g *shipment) learn(rs []zk.MultiResponse) {
 			return
 		}
 		if t.full = e.seq >= bucketSize-1; t.full {
-			g.o.full.Store(prio, t.bucket)
+			if last, _ := g.o.full.Swap(prio, t.bucket); g.o.brief && last != t.bucket {
+				g.o.makeSuccessor(prio)
+			}
 		}
 		g.o.tails[prio] = t
 	}
 	for _, r := range rs {
 		g.o.slots.learn(r.String)
 	}
+}
+
+// makeSuccessor creates the successor of a full bucket, in the background. A brief outbox calls it,
+// because the next outbox may be brief, too. Then that outbox does not know that the bucket is full.
+func (o *outbox) makeSuccessor(prio int) {
+	_, stay := o.m.BeforeClose()
+	o.m.Spawn(func() {
+		defer stay()
+		o.m.During(session.Finishing, func(inc *session.Incarnation) error {
+			g := &shipment{o: &outbox{producer: o.producer}, group: []*parcel{{prio: prio}}}
+			err := g.build(inc)
+			if err == nil {
+				_, err = inc.Multi(session.Finishing, opsOf(g.steps)...) // a refusal means that another client was faster
+			}
+			return err
+		})
+	})
 }
 
 // The method `locate` reads the tails that a group needs and the outbox does not know.

@@ -3,13 +3,17 @@ package queue
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
@@ -31,25 +35,36 @@ const (
 	sweepAtOnce = 500
 )
 
+// The type `sweeps` has the times of the next sweeps. All Queue values of a Session share it.
+type sweeps struct {
+	mu  sync.Mutex
+	due map[string]time.Time // by the queue and its KeepDead; a sweep without an entry is due; guarded by mu
+}
+
 // Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
 // is due after that. If the servers refuse a deletion, the next sweep tries again.
 func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
-	q.sweeping.Lock()
-	defer q.sweeping.Unlock()
-	if now := time.Now(); !now.Before(q.due) {
-		q.due = now.Add(min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
-		q.m.Spawn(func() {
-			for _, f := range []func(context.Context, *session.Incarnation) error{q.sweepReceipts, q.sweepIDs, q.sweepDead} {
-				if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
-					q.sweeping.Lock()
-					q.due = time.Now()
-					q.sweeping.Unlock()
-					return
-				}
-			}
-		})
+	s := shared.Attached(&q.m.Attached, func() *sweeps { return &sweeps{due: make(map[string]time.Time)} })
+	key, now := fmt.Sprint(q.dir, " ", q.cfg.KeepDead), time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if next = s.due[key]; now.Before(next) {
+		return next
 	}
-	return q.due
+	maps.DeleteFunc(s.due, func(_ string, at time.Time) bool { return !now.Before(at) })
+	next = now.Add(min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
+	s.due[key] = next
+	q.m.Spawn(func() {
+		for _, f := range []func(context.Context, *session.Incarnation) error{q.sweepReceipts, q.sweepIDs, q.sweepDead} {
+			if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
+				s.mu.Lock()
+				delete(s.due, key)
+				s.mu.Unlock()
+				return
+			}
+		}
+	})
+	return next
 }
 
 // The method `readAll` reads the children of `dir`. It leaves out a child if `of(name)` is false for

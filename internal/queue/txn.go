@@ -59,8 +59,12 @@ func (x *load) send(q *core, p *parcel, op int) {
 }
 
 // awaitRoom waits until there is room in all queues. The argument `home` is the path of the queue
-// whose element the transaction removes, or "". That queue needs room for one element fewer.
-func (x *load) awaitRoom(ctx context.Context, home string) error {
+// whose element the transaction removes, or "". That queue needs room for one element fewer. While the
+// Session is being closed, awaitRoom looks for room, but does not wait. It also does not wait after
+// `lost` is closed, because the transaction then fails with the loss.
+func (x *load) awaitRoom(outer context.Context, lost <-chan struct{}, home string) error {
+	ctx, stop := x.m.Until(session.Finish(outer), lost)
+	defer stop()
 	for _, s := range x.sends {
 		p := &parcel{}
 		for _, o := range s.group {
@@ -72,7 +76,10 @@ func (x *load) awaitRoom(ctx context.Context, home string) error {
 		if len(p.data) == 0 {
 			continue
 		}
-		if err := s.o.gate.enter(ctx, p, false); err != nil {
+		switch err := s.o.gate.enter(ctx, p, false); {
+		case session.IsClosed(lost) && outer.Err() == nil:
+			return nil
+		case err != nil:
 			return fmt.Errorf("operation %d: %w", s.op, err)
 		}
 	}
@@ -86,7 +93,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	}
 	x, err := newLoad(ctx, c.q.m, ops, session.MaxPacket/2)
 	if err == nil {
-		err = x.awaitRoom(ctx, c.q.dir)
+		err = x.awaitRoom(ctx, c.held.Done(), c.q.dir)
 	}
 	if err != nil {
 		return nil, err
@@ -105,12 +112,12 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 // Through calls the function `commit`, which must apply its argument in one transaction. The paths
 // in that argument are the program's. If the servers refuse the transaction, the responses that
 // `commit` returns must show which operation they have refused. Through returns the response to
-// each operation that is not an *Outgoing. Through works while the Session is being closed, if `commit`
-// does.
-func Through(ctx context.Context, m *session.Manager, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
+// each operation that is not an *Outgoing. When `lost` is closed, Through no longer waits for room.
+// Through works while the Session is being closed, if `commit` does.
+func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {
-		err = x.awaitRoom(ctx, "")
+		err = x.awaitRoom(ctx, lost, "")
 	}
 	if err != nil {
 		return nil, err

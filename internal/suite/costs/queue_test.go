@@ -194,3 +194,55 @@ func TestQueueTakesALongBacklogAsFastAsAShortOne(t *testing.T) {
 		t.Errorf("%.0f elements a second of a backlog of %d, want at least 80%% of the %.0f of 1,000", b, long, a)
 	}
 }
+
+// A worker has had bursts, so it claims ahead. Then it works on one element for long, while another
+// worker is idle. It sends only the two confirmations in each quarter of the timeout that a hold costs.
+func TestABusyConsumerBesideAnIdleOneSendsNoRequest(t *testing.T) {
+	t.Parallel()
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		q := zsync.NewQueue[bool](suite.Open(t, srv), "/q")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 {
+			worker := zsync.NewQueue[bool](suite.Open(t, srv), "/q")
+			go worker.Work(ctx, 1, func(ctx context.Context, long bool) error {
+				if long {
+					time.Sleep(time.Hour)
+				}
+				return nil
+			})
+		}
+		suite.SendAll(t, q, make([]bool, 200))
+		time.Sleep(10 * time.Second)
+		harness.Must(t, q.Send(t.Context(), true))
+		time.Sleep(10 * time.Second)
+		n := harness.Requests(srv, func() { time.Sleep(time.Minute) })
+		if n > 60 { // 24 quarters in a minute, and the second that Requests waits
+			t.Errorf("the consumers have sent %d requests in a minute, want about 48", n)
+		}
+		harness.Must(t, q.Send(t.Context(), false))
+		time.Sleep(time.Second)
+		if n, err := q.Len(t.Context()); n != 1 || err != nil {
+			t.Errorf("Len = %d, %v: the idle consumer has not taken the element", n, err)
+		}
+		time.Sleep(time.Hour)
+	})
+}
+
+// A process sweeps once in six hours, although it makes a Queue value for each call.
+func TestQueueValuesThatEachSendOnceSweepOnce(t *testing.T) {
+	t.Parallel()
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		harness.Must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 0))
+		n := harness.Requests(srv, func() {
+			for i := range 100 {
+				harness.Must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), i))
+			}
+		})
+		if n > 300 { // two reads and a transaction
+			t.Errorf("100 Queue values have sent %d requests, want 300", n)
+		}
+	})
+}

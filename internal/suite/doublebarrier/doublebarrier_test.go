@@ -1727,3 +1727,37 @@ func TestAKeeperWhoseZnodeIsDeletedIsToldByLeave(t *testing.T) {
 		})
 	}
 }
+
+// The servers have too much to do, and refuse the transaction that lets a round in. Later, the keeper
+// dies, and they refuse the create of the next keeper's znode. The pauses of a party double, as
+// WithRetry says.
+func TestAPartyOfOverloadedServersPausesLongerAndLonger(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		dies := suite.Open(t, srv)
+		first, last := zsync.NewWaitGroup(suite.Open(t, srv), "/w"), zsync.NewWaitGroup(dies, "/w")
+		throttled := func(op zktest.Op) {
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == op {
+					return zktest.Fail(zktest.CodeThrottled)
+				}
+				return zktest.Pass
+			})
+			time.Sleep(time.Minute)
+			if n := harness.Requests(srv, func() { time.Sleep(time.Minute) }); n > 400 { // three requests, and then a pause of 1 to 2 s
+				t.Errorf("%d requests in a minute, want at most 400", n)
+			}
+			srv.Intercept(nil)
+		}
+		entered := []<-chan error{enter(t, first, 2)}
+		time.Sleep(time.Second)
+		entered = append(entered, harness.Async(func() error { time.Sleep(time.Millisecond); return last.Enter(t.Context(), 2) }))
+		throttled(zktest.OpMulti)
+		for _, c := range entered {
+			harness.Must(t, <-c)
+		}
+		left := harness.Async(func() error { time.Sleep(time.Millisecond); return first.Leave(t.Context()) })
+		srv.Expire(dies.ID())
+		throttled(zktest.OpCreate)
+		harness.Must(t, <-left)
+	})
+}

@@ -2,6 +2,8 @@ package queue
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,27 +51,113 @@ func TestTxnOfSendOpsAloneSaysThatItsOutcomeIsUnknown(t *testing.T) {
 	}
 }
 
-// While Close waits for a function, "Token, Txn, Ack, and Unlock work".
+// While Close waits for a function, "Token, Txn, Ack, and Unlock work", also if the queue of a SendOp
+// is limited and has room.
 func TestTxnWithASendOpWorksWhileCloseWaitsForTheFunction(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
 		q, seen := zsync.NewQueue[int](s, "/q"), zsync.NewQueue[int](other, "/q")
+		limited, full := zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(4)), zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(3))
 		must(t, seen.Send(t.Context(), 0))
 		m := zsync.NewMutex(s, "/m")
 		closed := make(chan error, 1)
-		var plain, sends error
+		var plain, sends, room, none error
 		must(t, m.Do(t.Context(), func(ctx context.Context) error {
 			go func() { closed <- s.Close() }()
 			<-ctx.Done()
 			_, plain = m.Txn(context.WithoutCancel(ctx), &zk.CreateRequest{Path: "/x"})
 			_, sends = m.Txn(context.WithoutCancel(ctx), q.SendOp(1))
+			_, room = m.Txn(context.WithoutCancel(ctx), limited.SendOp(2))
+			_, none = m.Txn(context.WithoutCancel(ctx), full.SendOp(3))
 			return nil
 		}))
 		<-closed
 		must(t, plain)
 		must(t, sends)
-		if n, err := seen.Len(t.Context()); n != 2 || err != nil {
+		must(t, room)
+		wantErr(t, none, zsync.ErrClosed)
+		if n, err := seen.Len(t.Context()); n != 3 || err != nil {
 			t.Errorf("%d elements, %v", n, err)
 		}
 	})
+}
+
+// Each Txn has a Queue value of its own, which sends only once. Still, no bucket grows far beyond its
+// size, so no listing is long.
+func TestTxnsThatEachSendOnceFillNoBucketBeyondItsSize(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for i := range 2100 {
+			_, err := s.Txn(t.Context(), zsync.NewQueue[int](s, "/q").SendOp(i))
+			must(t, err)
+		}
+		var sizes []int
+		for _, name := range childrenOf(t, s, "/q") {
+			if strings.HasPrefix(name, "b-") {
+				sizes = append(sizes, len(childrenOf(t, s, "/q/"+name)))
+			}
+		}
+		if slices.Max(sizes) > 1500 {
+			t.Errorf("the buckets have %v elements", sizes)
+		}
+		q := zsync.NewQueue[int](s, "/q")
+		for i := range 2100 {
+			if v, ok, err := q.TryRecv(t.Context()); v != i || !ok || err != nil {
+				t.Fatalf("TryRecv = %d, %v, %v; want %d", v, ok, err, i)
+			}
+		}
+	})
+}
+
+// The queue of a SendOp is full, and the hold of the Txn is lost. The Txn returns the loss, and does
+// not wait for room any longer.
+func TestATxnThatWaitsForRoomReturnsTheLoss(t *testing.T) {
+	ways := map[string]func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error){
+		"Delivery": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			q := zsync.NewQueue[int](s, "/tasks")
+			must(t, q.Send(t.Context(), 0))
+			d, err := q.Receive(t.Context())
+			must(t, err)
+			return d.Txn
+		},
+		"Mutex": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			m := zsync.NewMutex(s, "/m")
+			must(t, m.Lock(t.Context()))
+			return m.Txn
+		},
+		"RWMutex": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			m := zsync.NewRWMutex(s, "/m")
+			must(t, m.RLock(t.Context()))
+			return m.Txn
+		},
+		"Election": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			e := zsync.NewElection(s, "/e")
+			must(t, e.Campaign(t.Context()))
+			return e.Txn
+		},
+		"Semaphore": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+			m := zsync.NewSemaphore(s, "/s", 2)
+			must(t, m.Acquire(t.Context(), 1))
+			return m.Txn
+		},
+	}
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				full := zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(1))
+				must(t, full.Send(t.Context(), 0))
+				txn := way(t, s)
+				done := async(func() error { _, err := txn(within(t, time.Hour), full.SendOp(1)); return err })
+				time.Sleep(time.Minute)
+				pendingStill(t, done)
+				srv.Expire(s.ID())
+				begun := time.Now()
+				wantErr(t, <-done, zsync.ErrLost)
+				if took := time.Since(begun); took > time.Minute {
+					t.Errorf("Txn has returned after %v", took)
+				}
+			})
+		})
+	}
 }
