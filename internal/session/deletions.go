@@ -210,6 +210,8 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 	for dir, ds := range lost {
 		l := add(b, childrenCall(dir))
 		conclude := func() {
+			<-write.Done // a server that answers out of order loses its connection, and both requests end
+			<-sync.Done
 			q.searching.Add(-1)
 			defer q.ring()
 			err := cmp.Or(sync.err, l.err)
