@@ -3,7 +3,6 @@ package queue
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -38,20 +37,25 @@ const (
 // The type `sweeps` has the times of the next sweeps. All Queue values of a Session share it.
 type sweeps struct {
 	mu  sync.Mutex
-	due map[string]time.Time // by the queue and its KeepDead; a sweep without an entry is due; guarded by mu
+	due map[sweepKey]time.Time // a sweep without an entry is due; guarded by mu
+}
+
+type sweepKey struct {
+	dir      string
+	keepDead time.Duration
 }
 
 // Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
 // is due after that. If the servers refuse a deletion, the next sweep tries again.
 func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
-	s := shared.Attached(&q.m.Attached, func() *sweeps { return &sweeps{due: make(map[string]time.Time)} })
-	key, now := fmt.Sprint(q.dir, " ", q.cfg.KeepDead), time.Now()
+	s := shared.Attached(&q.m.Attached, func() *sweeps { return &sweeps{due: make(map[sweepKey]time.Time)} })
+	key, now := sweepKey{q.dir, q.cfg.KeepDead}, time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if next = s.due[key]; now.Before(next) {
 		return next
 	}
-	maps.DeleteFunc(s.due, func(_ string, at time.Time) bool { return !now.Before(at) })
+	maps.DeleteFunc(s.due, func(_ sweepKey, at time.Time) bool { return !now.Before(at) })
 	next = now.Add(min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
 	s.due[key] = next
 	q.m.Spawn(func() {

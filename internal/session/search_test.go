@@ -9,7 +9,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -247,6 +250,34 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 		}
 		if n := searches.Load(); n < 1 || n > 4 || listings.Load() > 4 {
 			t.Errorf("%d searches, %d listings; want one or two for all, and the same for the one that has left", searches.Load(), listings.Load())
+		}
+	})
+}
+
+// A broken server answers the listing of a search, and then the connection ends: the write and the
+// sync have no reply. The listing proves nothing, so the search is repeated, and finds the znode.
+func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		guid := NewGUID()
+		c := numbered("/d", guid)
+		must(t, inc.CreateEphemeral(t.Context(), c))
+		d := inc.deletion(&Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
+		b := new(batch)
+		d.queue.search(b, map[string][]*Deletion{"/d": {d}})
+		b.requests[2].Reply(0, make([]byte, 4+wire.StatSize)) // no children
+		b.requests[2].(interface{ Finish() }).Finish()
+		synctest.Wait()
+		if IsClosed(d.Done) {
+			t.Error("the listing alone has ended the search")
+		}
+		for _, r := range b.requests[:2] {
+			r.Fail(zk.ErrConnectionClosed)
+		}
+		<-d.Done
+		if stat, err := inc.Exists(t.Context(), c.Path); stat != nil || err != nil || d.Err != nil {
+			t.Errorf("the znode is there: %v; %v, %v", stat != nil, err, d.Err)
 		}
 	})
 }

@@ -112,30 +112,31 @@ func TestTxnsThatEachSendOnceFillNoBucketBeyondItsSize(t *testing.T) {
 // The queue of a SendOp is full, and the hold of the Txn is lost. The Txn returns the loss, and does
 // not wait for room any longer.
 func TestATxnThatWaitsForRoomReturnsTheLoss(t *testing.T) {
-	ways := map[string]func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error){
-		"Delivery": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	type txn = func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
+	ways := map[string]func(t *testing.T, s *zsync.Session) txn{
+		"Delivery": func(t *testing.T, s *zsync.Session) txn {
 			q := zsync.NewQueue[int](s, "/tasks")
 			must(t, q.Send(t.Context(), 0))
 			d, err := q.Receive(t.Context())
 			must(t, err)
 			return d.Txn
 		},
-		"Mutex": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+		"Mutex": func(t *testing.T, s *zsync.Session) txn {
 			m := zsync.NewMutex(s, "/m")
 			must(t, m.Lock(t.Context()))
 			return m.Txn
 		},
-		"RWMutex": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+		"RWMutex": func(t *testing.T, s *zsync.Session) txn {
 			m := zsync.NewRWMutex(s, "/m")
 			must(t, m.RLock(t.Context()))
 			return m.Txn
 		},
-		"Election": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+		"Election": func(t *testing.T, s *zsync.Session) txn {
 			e := zsync.NewElection(s, "/e")
 			must(t, e.Campaign(t.Context()))
 			return e.Txn
 		},
-		"Semaphore": func(t *testing.T, s *zsync.Session) func(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+		"Semaphore": func(t *testing.T, s *zsync.Session) txn {
 			m := zsync.NewSemaphore(s, "/s", 2)
 			must(t, m.Acquire(t.Context(), 1))
 			return m.Txn
