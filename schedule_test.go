@@ -222,7 +222,7 @@ func TestRunDoesWithMissedInstantsWhatThePolicySays(t *testing.T) {
 	} {
 		t.Run(policy.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy))
+				c := zsync.NewSchedule(open(t, srv, longSession), "/jobs", zsync.WithMissed(policy))
 				var hours timetable
 				began := time.Now()
 				for h := 1; h <= 5; h++ {
@@ -246,7 +246,7 @@ func TestRunDoesWithMissedInstantsWhatThePolicySays(t *testing.T) {
 						t.Fatalf("ran %v, want %v", ran, want)
 					}
 				}
-			})
+			}, longSessions)
 		})
 	}
 }
@@ -255,7 +255,7 @@ func TestRunTriesAFailedInstantAgainWithinItsTime(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[zsync.MissedPolicy]bool{zsync.MissedLatest: false, zsync.MissedAll: true} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
-			c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy), zsync.WithRetries(10_000, quickly))
+			c := zsync.NewSchedule(open(t, srv, longSession), "/jobs", zsync.WithMissed(policy), zsync.WithRetries(10_000, zsync.Backoff{Min: 10 * time.Second, Max: 10 * time.Second}))
 			began := time.Now()
 			hours := timetable{began.Add(time.Hour), began.Add(2 * time.Hour)}
 			tries, late := 0, false
@@ -272,7 +272,7 @@ func TestRunTriesAFailedInstantAgainWithinItsTime(t *testing.T) {
 			if tries < 100 || late != want {
 				t.Errorf("%v: tried %d times, done after its time %v; want %v", policy, tries, late, want)
 			}
-		})
+		}, longSessions)
 	}
 }
 
@@ -565,7 +565,7 @@ func TestRunGivesTheTimetableTimesOfTheLocalZone(t *testing.T) {
 func TestSchedulesGoOnWhenAnInstantFarAheadIsDeleted(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
+		s := open(t, srv, longSession)
 		began := time.Now()
 		far := began.Add(4 * time.Hour)
 		do := func(c *zsync.Schedule, at time.Time) bool {
@@ -573,7 +573,7 @@ func TestSchedulesGoOnWhenAnInstantFarAheadIsDeleted(t *testing.T) {
 			must(t, err)
 			return ran
 		}
-		broken, c := zsync.NewSchedule(open(t, srv), "/jobs"), zsync.NewSchedule(s, "/jobs")
+		broken, c := zsync.NewSchedule(open(t, srv, longSession), "/jobs"), zsync.NewSchedule(s, "/jobs")
 		if !do(broken, far) || do(c, time.Now()) {
 			t.Fatal("the instant far ahead does not count")
 		}
@@ -599,7 +599,7 @@ func TestSchedulesGoOnWhenAnInstantFarAheadIsDeleted(t *testing.T) {
 		if !do(c, time.Now()) {
 			t.Error("the instant that was deleted counts still when its time comes")
 		}
-	})
+	}, longSessions)
 }
 
 // A process whose clock is four hours ahead has given up an instant, and somebody deletes that.
@@ -751,7 +751,7 @@ func fleet(t *testing.T, ctx context.Context, srv *zktest.Server, processes int,
 	var done []<-chan error
 	lock := make(chan struct{}, 1)
 	for range processes {
-		c := zsync.NewSchedule(open(t, srv), "/jobs", opts...)
+		c := zsync.NewSchedule(open(t, srv, longSession), "/jobs", opts...)
 		done = append(done, async(func() error {
 			return c.Run(ctx, next, func(_ context.Context, at time.Time) error {
 				lock <- struct{}{}
@@ -791,7 +791,7 @@ func TestAnInstantThatFailsIsTriedFiveTimesByTheWholeFleetAndThenGivenUp(t *test
 			if !slices.Equal(calls, want) {
 				t.Errorf("%v: called %v, want %v", policy, calls, want)
 			}
-			c := zsync.NewSchedule(open(t, srv, zsync.WithOwner("tester")), "/jobs")
+			c := zsync.NewSchedule(open(t, srv, longSession, zsync.WithOwner("tester")), "/jobs")
 			failure, err := c.LastFailure(t.Context())
 			must(t, err)
 			if !failure.At.Equal(hours[0]) || failure.Attempts != 5 || failure.Err != "disk full" || failure.Owner == "" ||
@@ -801,7 +801,7 @@ func TestAnInstantThatFailsIsTriedFiveTimesByTheWholeFleetAndThenGivenUp(t *test
 			if last, err := c.Last(t.Context()); !last.Equal(hours[1]) || err != nil {
 				t.Errorf("%v: Last = %v, %v", policy, last, err)
 			}
-		})
+		}, longSessions)
 	}
 }
 
@@ -818,7 +818,7 @@ func TestTheNextInstantEndsTheAttemptsOfTheOneBefore(t *testing.T) {
 			if !slices.Equal(calls, want) {
 				t.Errorf("%v: called %v, want %v", policy, calls, want)
 			}
-		})
+		}, longSessions)
 	}
 }
 
@@ -848,7 +848,7 @@ func TestAttemptsOfAnInstantOutliveTheProcessThatMadeThem(t *testing.T) {
 		if len(first) != 2 || ran != 2 {
 			t.Errorf("the first process made %d attempts, and the second %d; want 2 and 2", len(first), ran)
 		}
-	})
+	}, longSessions)
 }
 
 // Do of an instant that is not in the timetable fails, as by hand. No later Run repeats that.
@@ -885,7 +885,7 @@ func TestOneAttemptIsNotRepeated(t *testing.T) {
 		if len(calls) != 1 {
 			t.Errorf("called %v", calls)
 		}
-	})
+	}, longSessions)
 }
 
 // An attempt that its caller ends, as at SIGTERM, is no failure.
@@ -926,7 +926,7 @@ func TestNoInstantRunsThatIsPastWhenTheLockIsFree(t *testing.T) {
 			first := true
 			var done []<-chan error
 			for range 2 {
-				c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy), zsync.WithRetries(2, zsync.Backoff{Min: time.Second, Max: time.Second}))
+				c := zsync.NewSchedule(open(t, srv, longSession), "/jobs", zsync.WithMissed(policy), zsync.WithRetries(2, zsync.Backoff{Min: time.Second, Max: time.Second}))
 				done = append(done, async(func() error {
 					return c.Run(t.Context(), hours, func(_ context.Context, at time.Time) error {
 						ran = append(ran, at.Sub(began)/time.Hour)
@@ -945,7 +945,7 @@ func TestNoInstantRunsThatIsPastWhenTheLockIsFree(t *testing.T) {
 			if !slices.Equal(ran, want) {
 				t.Errorf("%v: ran %v, want %v", policy, ran, want)
 			}
-		})
+		}, longSessions)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -600,7 +601,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 	for name, opts := range map[string][]zsync.WaitGroupOption{"ephemeral": nil, "persistent": {zsync.WithPersistentTasks()}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				a, b := zsync.NewWaitGroup(open(t, srv), "/w", opts...), zsync.NewWaitGroup(open(t, srv), "/w", opts...)
+				a, b := zsync.NewWaitGroup(open(t, srv, longSession), "/w", opts...), zsync.NewWaitGroup(open(t, srv, suite.LongSession), "/w", opts...)
 				must(t, a.Add(t.Context(), 2))
 				refused := 0
 				multisOf(srv, inside.Session(b), func(n int, _ int64) zktest.Action {
@@ -649,7 +650,7 @@ func TestTasksAreEndedAsToldThoughTheServersRefuseItAtFirst(t *testing.T) {
 				srv.Intercept(nil)
 				time.Sleep(time.Minute)
 				wantCount(t, b, 0)
-			})
+			}, longSessions)
 		})
 	}
 }

@@ -40,6 +40,8 @@ var (
 	seeds        = harness.EachSeed
 	chaos        = harness.Chaos[*zsync.Session]
 	open         = suite.Open
+	longSession  = suite.LongSession
+	longSessions = suite.LongSessions
 	openAt       = suite.OpenAt
 	childrenOf   = suite.ChildrenOf
 	anywhere     = suite.Anywhere

@@ -22,7 +22,6 @@ import (
 
 	_ "github.com/go-sql-driver/mysql"
 	_ "github.com/lib/pq"
-	_ "modernc.org/sqlite"
 
 	"github.com/zsync/zsync/fence"
 	"github.com/zsync/zsync/internal/need"

@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"time"
 
-	_ "modernc.org/sqlite"
-
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/examples/internal/demo"
 	"github.com/zsync/zsync/fence"

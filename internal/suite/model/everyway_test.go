@@ -76,14 +76,15 @@ type everyRun struct {
 	srv     *zktest.Server
 	admin   *session.Incarnation
 	cs      []*everyClient
-	free    chan struct{} // closed: the server executes all requests
-	tree    map[string]everyNode
-	watches [][]string       // of each client
-	births  map[string]int64 // the newest Czxid of each path
-	born    map[string]int   // how many znodes have been at each path
+	free    chan struct{}        // closed: the server executes all requests
+	tree    map[string]everyNode // what `look` has read; nil: it may have changed since
+	watches [][]string           // of each client
+	births  map[string]int64     // the newest Czxid of each path
+	born    map[string]int       // how many znodes have been at each path
 
-	mu    sync.Mutex
-	names map[string]string // of GUIDs: the client, and the number of the znode among its znodes
+	mu     sync.Mutex
+	names  map[string]string // of GUIDs: the client, and the number of the znode among its znodes
+	plains map[string]string // the results of `plain`
 }
 
 // An everyNode is a znode, as reads show it.
@@ -112,7 +113,7 @@ func (e everyWay) run(t *testing.T, r *explore.Run) {
 func (e everyWay) start(t *testing.T, srv *zktest.Server) *everyRun {
 	uuid.SetRand(new(countingReader))
 	w := &everyRun{everyWay: e, srv: srv, admin: inside.Live(t, suite.Open(t, srv)), free: make(chan struct{}),
-		names: make(map[string]string), births: make(map[string]int64), born: make(map[string]int)}
+		names: make(map[string]string), plains: make(map[string]string), births: make(map[string]int64), born: make(map[string]int)}
 	var ss []*zsync.Session
 	for range e.clients {
 		ss = append(ss, suite.Open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: time.Millisecond})))
@@ -181,13 +182,18 @@ var (
 
 // The method `plain` names znodes by their clients, and leaves out the numbers of the server.
 func (w *everyRun) plain(text string) string {
-	text = guids.ReplaceAllStringFunc(text, func(guid string) string {
+	if plain, ok := w.plains[text]; ok {
+		return plain
+	}
+	plain := guids.ReplaceAllStringFunc(text, func(guid string) string {
 		if w.names[guid] == "" {
 			w.names[guid] = fmt.Sprintf("<%d>", len(w.names))
 		}
 		return w.names[guid]
 	})
-	return numbers.ReplaceAllString(text, ">$1")
+	plain = numbers.ReplaceAllString(plain, ">$1")
+	w.plains[text] = plain
+	return plain
 }
 
 // The method `look` reads the whole tree and the watches.
@@ -252,10 +258,13 @@ func (w *everyRun) explore(r *explore.Run) {
 				r.Fail("a client waits for ever, in %s", w.state())
 			}
 			time.Sleep(100 * time.Millisecond) // a client that is disconnected waits before it dials
+			w.tree = nil
 			continue
 		}
 		idle = 0
-		w.look()
+		if w.tree == nil { // else `execute` has looked, and the server has executed nothing since
+			w.look()
+		}
 		r.At(w.state)
 		next[r.Pick(len(next))]()
 	}

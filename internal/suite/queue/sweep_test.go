@@ -152,7 +152,8 @@ func TestAFirstSendWhoseJournalWasSweptIsNotStoredAgain(t *testing.T) {
 	for _, hours := range []float64{1, 11.5, 30} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			var cut atomic.Bool
-			s := open(t, srv, longSession, zsync.WithDialer(harness.DialUnless(&cut, srv)))
+			seldom := zsync.Backoff{Min: time.Second, Max: 30 * time.Second} // the session is cut off for hours
+			s := open(t, srv, longSession, zsync.WithDialer(harness.DialUnless(&cut, srv)), zsync.WithRetry(seldom))
 			id := s.ID()
 			other := zsync.NewQueue[int](open(t, srv, longSession), "/q")
 			must(t, other.Send(t.Context(), 0))
@@ -321,7 +322,7 @@ func TestIDsAreForgottenThoughTheQueueIsAlwaysBusy(t *testing.T) {
 		defer cancel()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpMulti && len(r.Ops) > 0 && strings.HasPrefix(r.Ops[0].Path, "/q-senders/") {
-				return zktest.Delay(2 * time.Second)
+				return zktest.Delay(5 * time.Second)
 			}
 			return zktest.Pass
 		})
