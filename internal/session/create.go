@@ -81,6 +81,9 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		return err
 	}
 	defer func() {
+		if c.Undo != nil {
+			return // the servers may have the znodes until Undo has ended, and so long they need their room
+		}
 		var made []string
 		if err == nil && c.GUID != "" {
 			made = []string{c.Path}
@@ -163,7 +166,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		return errAgain
 	})
 	if err != nil && open && !errors.Is(err, ErrEnded) {
-		c.Undo = inc.undo(c)
+		c.Undo = inc.undo(c, func() { inc.ephemerals.settle(size, nil) })
 		c.Undo.Await(Grace)
 	}
 	return err
@@ -361,9 +364,9 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 // The method `undo` deletes, in the background, the znodes that c may have created. It begins when
 // the last request of c is over. If that request has no reply, the name of the znode may be unknown,
 // and a search looks for it. If the servers refuse to list or to delete the znodes, they end with
-// the session: see Deletion.
-func (inc *Incarnation) undo(c *Creation) *Deletion {
-	made, d := c.made, inc.deletion(&Deletion{Paths: c.Paths})
+// the session: see Deletion. At the end, `undo` calls the function `then`.
+func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
+	made, d := c.made, inc.deletion(&Deletion{Paths: c.Paths, Then: then})
 	switch {
 	case c.GUID != "" && c.Path != "":
 		d.Paths = []string{c.Path}

@@ -52,6 +52,9 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 				if stat != nil && stat.Czxid == zxid {
 					rs[i].String = dir + "/" + name
 					found[rs[i].String] = true
+					if op.Flags&zk.FlagEphemeral != 0 {
+						inc.ephemerals.settle(0, []string{rs[i].String}) // no reply has recorded it: see AttemptMulti
+					}
 					break
 				}
 			}

@@ -96,7 +96,8 @@ func (inc *Incarnation) Sync(ctx context.Context, path string) error {
 // Multi applies ops in one transaction. A second attempt must be unable to apply ops again. If a
 // reply was lost, an error may mean that an earlier attempt has applied ops.
 func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return retry(ctx, inc, inc.countedMulti(ops))
+	rs, _, err := inc.MultiOpen(ctx, ops)
+	return rs, err
 }
 
 // MultiOpen is Multi, and sets `open` if an attempt before the last has no reply. If `open` is
@@ -149,7 +150,22 @@ func (inc *Incarnation) countedMulti(ops []any) call[[]zk.MultiResponse] {
 // AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return attempt(ctx, inc, inc.countedMulti(ops))
+	p, err := inc.StartMulti(ctx, ops)
+	if err != nil {
+		return nil, err
+	}
+	rs, err := p.Wait(ctx, inc)
+	if OutcomeOf(err) == Unknown {
+		// The servers may have created the ephemeral znodes of ops, and perhaps no reply says so. So the
+		// znodes count as created. If they do not exist, `recount` forgets them. The name of a numbered
+		// znode is unknown here: see Recall.
+		for _, op := range ops {
+			if op, ok := op.(*zk.CreateRequest); ok && op.Flags&zk.FlagEphemeralSequential == zk.FlagEphemeral {
+				inc.ephemerals.settle(0, []string{op.Path})
+			}
+		}
+	}
+	return rs, err
 }
 
 // StartMulti is AttemptMulti without the wait for the reply.
