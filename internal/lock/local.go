@@ -57,7 +57,7 @@ type Lock struct {
 	waiting []*waiter       // the waiters, in the order of their arrival
 	holds   []*Claim        // the holds of this process, in the order of the grants; a lost hold is included until its release
 	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits for the lock or holds it exclusively
-	reading *session.Ending // ends at the first loss of a shared hold; nil without a shared hold
+	reading *session.Ending // ends at the first loss of a shared hold; nil before Standing has made it, and without a shared hold
 	watch   *time.Timer     // calls `review`; nil unless a goroutine waits for a hold of this process
 }
 
@@ -323,7 +323,7 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	c.mode = mode
 	l.holds = append(l.holds, c)
 	switch {
-	case mode == Shared:
+	case mode == Shared && l.reading != nil:
 		l.read(c)
 	case l.Elects: // after a loss, a waiter need not wait for the release
 		c.lost.AfterFunc(func(error) { l.Manager.Spawn(l.look) })
@@ -361,13 +361,8 @@ func (l *Lock) look() {
 	l.serve()
 }
 
-// The method `read` is called for h, a new shared hold. If h is lost, l.reading ends. A reader
-// without a handle does not know which shared hold of the process it uses. So the loss of one
-// shared hold is a loss for all readers.
+// The method `read` is called for h, a shared hold. If h is lost, l.reading ends.
 func (l *Lock) read(h *Claim) {
-	if l.reading == nil {
-		l.reading = new(session.Ending)
-	}
 	reading := l.reading
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
@@ -652,14 +647,8 @@ func (l *Lock) mayPass(h *Claim) bool {
 // functions from here to unkeep.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
-	if r := l.reading; !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
+	if !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
 		l.reading = nil
-	} else if r != nil && r.Cause() != nil && !slices.ContainsFunc(l.holds, isLost) {
-		// The lost holds are released, so the loss does not concern the readers that remain.
-		l.reading = nil
-		for _, h := range l.holds {
-			l.read(h)
-		}
 	}
 	l.serve()
 }
@@ -794,8 +783,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	}
 	// If a transaction may still be applied until the write znode is deleted, the next reader must
 	// wait in the line for this deletion.
-	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
-	l.read(h)
+	h.mode, h.passed, h.closed = Shared, 0, h.open > 0 // h is the only hold, so l.reading is nil
 	l.serve()
 	l.mu.Unlock()
 	l.Manager.Waited(e.Op, l.Path, start, nil)
@@ -823,6 +811,19 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	case isLost(h):
 		over.End(h.Err())
 	case h.mode == Shared:
+		// A reader without a handle does not know which shared hold of the process it uses. So the
+		// loss of one shared hold is a loss for all readers. No hold that a reader uses is lost now:
+		// `inUse` would have returned the lost hold. So if l.reading has ended, the lost hold is
+		// released. Perhaps the release itself has found the loss. That loss does not concern the
+		// readers that remain.
+		if l.reading == nil || l.reading.Cause() != nil {
+			l.reading = new(session.Ending)
+			for _, h := range l.holds {
+				if h.used() { // else h is being released
+					l.read(h)
+				}
+			}
+		}
 		return l.reading
 	default:
 		return h.uses[0].Loss()

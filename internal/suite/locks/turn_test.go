@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -72,6 +73,47 @@ func TestANewReaderDoesNotSeeAnEarlierLossThatWasReleased(t *testing.T) {
 			t.Fatal("no loss")
 		}
 		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+		harness.Must(t, rw.RLock(t.Context()))
+		if harness.Closed(rw.Lost()) {
+			t.Error("the new reader is told of a loss")
+		}
+		srv.SetLatency(5 * time.Millisecond) // without it, LockAll repeats itself for ever in no time
+		before := s.Stats().Requests
+		unlock, err := zsync.LockAll(harness.Within(t, time.Minute), zsync.NewMutex(s, "/a"), rw.RLocker())
+		if err != nil {
+			t.Errorf("LockAll, after %d requests: %v", s.Stats().Requests-before, err)
+		} else {
+			harness.Must(t, unlock())
+		}
+		harness.Must(t, rw.RUnlock())
+		harness.Must(t, rw.RUnlock())
+	})
+}
+
+// A reader releases its hold, and only the release finds that another client has deleted the znode. A later
+// reader is not told of this loss.
+func TestANewReaderDoesNotSeeALossThatAnEarlierReleaseHasFound(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := suite.Open(t, srv), suite.Open(t, srv)
+		rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(1)), zsync.NewRWMutex(other, "/rw")
+		harness.Must(t, rw.RLock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		write := harness.Arrive(t, func() error { return writer.Lock(ctx) })
+		harness.Must(t, rw.RLock(t.Context()))                                   // joins the first reader
+		read := harness.Arrive(t, func() error { return rw.RLock(t.Context()) }) // waits behind the writer, with a znode of its own
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && r.Op == zktest.OpGetChildren2 {
+				return zktest.Delay(time.Second) // the event of the deletion below does not come before the release
+			}
+			return zktest.Pass
+		})
+		cancel()
+		harness.WantErr(t, <-write, context.Canceled)
+		harness.Must(t, <-read)
+		suite.DeleteContender(t, other, "/rw", 0)
+		harness.Must(t, rw.RUnlock())
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+		srv.Intercept(nil)
 		harness.Must(t, rw.RLock(t.Context()))
 		if harness.Closed(rw.Lost()) {
 			t.Error("the new reader is told of a loss")
