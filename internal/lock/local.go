@@ -320,6 +320,11 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if l.occupied(mode) {
 		return nil
 	}
+	for _, h := range l.holds { // readers; the token is of the oldest hold, and must also be right for the new reader: see renew
+		h.mu.Lock()
+		h.renew()
+		h.mu.Unlock()
+	}
 	c.mode = mode
 	l.holds = append(l.holds, c)
 	switch {
@@ -835,7 +840,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 // no mode has such a hold, it returns nil.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
-		if h := l.present(mode, false, (*Claim).used); h != nil {
+		if h := l.present(mode, (*Claim).used); h != nil {
 			return h
 		}
 	}
@@ -850,8 +855,8 @@ func (l *Lock) Wanted() bool {
 	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
 }
 
-// Current returns the newest grant of the hold of this process, and the mode of the hold. If there
-// are an exclusive hold and a shared hold, Current uses the exclusive hold.
+// Current returns the newest grant of the hold of this process (see `present`), and the mode of the
+// hold.
 func (l *Lock) Current() (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -911,14 +916,19 @@ func (l *Lock) joinable() *Claim {
 // The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
 // count, and only if the function `so` returns true for them. If one of these holds is lost,
 // `present` returns the lost hold, so that the release returns the loss. If not, it returns the
-// newest hold or, if `oldest` is set, the oldest.
-func (l *Lock) present(mode HoldMode, oldest bool, so func(h *Claim) bool) (found *Claim) {
-	for _, h := range slices.Backward(l.holds) {
+// oldest hold.
+//
+// A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got
+// the lock since the grant of that hold, and so since the grant of any other hold. A newer hold
+// does not show this to the earlier readers: perhaps another client has deleted the znode of an
+// earlier hold, and a writer has come between the two.
+func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
+	for _, h := range l.holds {
 		switch {
 		case h.mode != mode || !so(h):
 		case isLost(h):
 			return h
-		case found == nil || oldest:
+		case found == nil:
 			found = h
 		}
 	}
@@ -929,7 +939,7 @@ func (l *Lock) present(mode HoldMode, oldest bool, so func(h *Claim) bool) (foun
 // releases. The results are the hold, and the index of the use in this hold. If there is no such
 // use, the hold is nil.
 func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
-	h := l.present(mode, true, func(h *Claim) bool { return h.anonymous() >= 0 })
+	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
 		return nil, 0
 	}

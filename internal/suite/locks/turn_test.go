@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
@@ -129,4 +131,34 @@ func TestANewReaderDoesNotSeeALossThatAnEarlierReleaseHasFound(t *testing.T) {
 		harness.Must(t, rw.RUnlock())
 		harness.Must(t, rw.RUnlock())
 	})
+}
+
+// Another client deletes the znode of a reader, and a writer works. Then a second reader of the process comes. The
+// first reader does not know yet that its hold is lost, and writes on the ground of what it has read.
+func TestAReaderWhoseZnodeIsDeletedWritesNothingUnderALaterHoldOfItsProcess(t *testing.T) {
+	for name, write := range map[string]func(rw *zsync.RWMutex, ctx context.Context) error{
+		"txn": func(rw *zsync.RWMutex, ctx context.Context) error {
+			_, err := rw.Txn(ctx, &zk.CreateRequest{Path: "/written"})
+			return err
+		},
+		"token": func(rw *zsync.RWMutex, ctx context.Context) error { _, err := rw.Token(ctx); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := suite.Open(t, srv), suite.Open(t, srv)
+				rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(0)), zsync.NewRWMutex(other, "/rw")
+				harness.Must(t, rw.RLock(t.Context()))
+				suite.DeleteContender(t, other, "/rw", 0)
+				harness.Must(t, writer.Lock(t.Context()))
+				harness.Must(t, writer.Unlock())
+				harness.Must(t, rw.RLock(t.Context()))
+				if harness.Closed(rw.Lost()) {
+					t.Fatal("the loss is known: the test shows nothing")
+				}
+				harness.WantErr(t, write(rw, t.Context()), zsync.ErrLost)
+				harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+				harness.Must(t, rw.RUnlock())
+			})
+		})
+	}
 }
