@@ -57,7 +57,7 @@ type Lock struct {
 	waiting []*waiter       // the waiters, in the order of their arrival
 	holds   []*Claim        // the holds of this process, in the order of the grants; a lost hold is included until its release
 	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits for the lock or holds it exclusively
-	reading *session.Ending // ends at the first loss of a shared hold; nil before Standing has made it, and without a shared hold
+	reading *session.Ending // ends at the first loss of a shared hold; nil before `readers` has made it, and without a shared hold
 	watch   *time.Timer     // calls `review`; nil unless a goroutine waits for a hold of this process
 }
 
@@ -788,7 +788,13 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	}
 	// If a transaction may still be applied until the write znode is deleted, the next reader must
 	// wait in the line for this deletion.
-	h.mode, h.passed, h.closed = Shared, 0, h.open > 0 // h is the only hold, so l.reading is nil
+	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
+	// An RUnlock of another reader may end this use instead of its own. The caller then has the use of
+	// that reader. So from now on, the Ending that the caller may have as a writer is that of all
+	// readers.
+	if g := h.uses[0]; !g.Pinned {
+		l.readers().AfterFunc(func(why error) { g.lost.End(why) })
+	}
 	l.serve()
 	l.mu.Unlock()
 	l.Manager.Waited(e.Op, l.Path, start, nil)
@@ -816,24 +822,30 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	case isLost(h):
 		over.End(h.Err())
 	case h.mode == Shared:
-		// A reader without a handle does not know which shared hold of the process it uses. So the
-		// loss of one shared hold is a loss for all readers. No hold that a reader uses is lost now:
-		// `inUse` would have returned the lost hold. So if l.reading has ended, the lost hold is
-		// released. Perhaps the release itself has found the loss. That loss does not concern the
-		// readers that remain.
-		if l.reading == nil || l.reading.Cause() != nil {
-			l.reading = new(session.Ending)
-			for _, h := range l.holds {
-				if h.used() { // else h is being released
-					l.read(h)
-				}
-			}
-		}
-		return l.reading
+		return l.readers()
 	default:
 		return h.uses[0].Loss()
 	}
 	return over
+}
+
+// The method `readers` returns the Ending of all readers. It is called while a reader uses a hold
+// that is not lost.
+//
+// A reader without a handle does not know which shared hold of the process it uses. So the loss of
+// one shared hold is a loss for all readers. If l.reading has ended, the lost hold is released,
+// because no hold that a reader uses is lost. Perhaps the release itself has found the loss. That
+// loss does not concern the readers that remain.
+func (l *Lock) readers() *session.Ending {
+	if l.reading == nil || l.reading.Cause() != nil {
+		l.reading = new(session.Ending)
+		for _, h := range l.holds {
+			if h.used() { // else h is being released
+				l.read(h)
+			}
+		}
+	}
+	return l.reading
 }
 
 // inUse returns the hold of a goroutine that has no handle. It tries the modes in their order. If

@@ -162,3 +162,28 @@ func TestAReaderWhoseZnodeIsDeletedWritesNothingUnderALaterHoldOfItsProcess(t *t
 		})
 	}
 }
+
+// A writer has become a reader, and another reader of its process has come and gone. The former writer still learns
+// of a loss.
+func TestAWriterThatHasBecomeAReaderIsToldOfALossThoughAnotherReaderHasLeft(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		rw := zsync.NewRWMutex(s, "/rw")
+		held, unlock, err := zsync.LockAllContext(t.Context(), rw)
+		harness.Must(t, err)
+		lost := rw.Lost()
+		harness.Must(t, rw.Downgrade(t.Context()))
+		harness.Must(t, rw.RLock(t.Context()))
+		harness.Must(t, rw.RUnlock())
+		if harness.Closed(lost) || held.Err() != nil {
+			t.Error("it is told of a loss without a loss")
+		}
+		srv.Expire(s.ID())
+		time.Sleep(2 * harness.Timeout)
+		if !harness.Closed(rw.Lost()) || !harness.Closed(lost) || held.Err() == nil {
+			t.Errorf("Lost after the loss is closed: %v; Lost before the Downgrade: %v; the error of the context: %v", harness.Closed(rw.Lost()), harness.Closed(lost), held.Err())
+		}
+		harness.WantErr(t, unlock(), zsync.ErrNotLocked)
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+	})
+}
