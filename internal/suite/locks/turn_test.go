@@ -187,3 +187,24 @@ func TestAWriterThatHasBecomeAReaderIsToldOfALossThoughAnotherReaderHasLeft(t *t
 		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
 	})
 }
+
+// A reader waits in Txn for room in a queue, and another reader of its process comes and goes. Txn ends with the
+// loss of the hold.
+func TestTxnOfAReaderEndsWithTheLossThoughAnotherReaderHasLeft(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		rw, q := zsync.NewRWMutex(s, "/rw"), zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(1))
+		harness.Must(t, q.Send(t.Context(), 1))
+		harness.Must(t, rw.RLock(t.Context()))
+		txn := harness.Arrive(t, func() error { _, err := rw.Txn(harness.Within(t, time.Hour), q.SendOp(2)); return err })
+		harness.Must(t, rw.RLock(t.Context()))
+		harness.Must(t, rw.RUnlock())
+		srv.Expire(s.ID())
+		start := time.Now()
+		harness.WantErr(t, <-txn, zsync.ErrLost)
+		if took := time.Since(start); took > 2*harness.Timeout {
+			t.Errorf("it took %v", took)
+		}
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+	})
+}
