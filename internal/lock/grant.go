@@ -395,10 +395,10 @@ func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
 // inFunction returns true if Close must not release c. One reason is that a running function of the
-// program holds c. The other reason is that c is Unwatched: either its primitive releases c, or c
+// program holds c, or may hold c (Lock.inherit). The other reason is that c is Unwatched: either its primitive releases c, or c
 // ends with the session.
 func (c *Claim) inFunction() bool {
-	return c.Unwatched || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
+	return c.Unwatched || slices.ContainsFunc(c.within, (*session.Function).Runs) || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
 		g, ok := owner.(*Grant)
 		return ok && g.within.Runs()
 	})

@@ -541,6 +541,9 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 		return d
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
+	if h.mode == Shared && !d.grant.Pinned {
+		l.inherit(h, d.grant)
+	}
 	if l.owed {
 		// This may be the late release of a lost hold. In that case, the release now ends the present
 		// hold instead, so the present leader must see a loss. The field `owed` stays true, because the
@@ -553,6 +556,25 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 		d.grant.End()
 	}
 	return d
+}
+
+// The method `inherit` is called when an RUnlock has ended the use g of h. It is called under mu.
+// Perhaps it is the RUnlock of another reader. Then the reader that got g goes on with the use of
+// that reader, and may be in a function of the program. Close waits for this function. So while the
+// function runs, Close must not release a shared hold that remains.
+func (l *Lock) inherit(h *Claim, g *Grant) {
+	ended := func(f *session.Function) bool { return !f.Runs() }
+	h.mu.Lock()
+	running := slices.DeleteFunc(append(slices.Clone(h.within), g.within), ended)
+	h.mu.Unlock()
+	for _, h := range l.holds {
+		if len(running) > 0 && h.used() {
+			h.mu.Lock()
+			h.within = slices.DeleteFunc(h.within, func(f *session.Function) bool { return ended(f) || slices.Contains(running, f) })
+			h.within = append(h.within, running...)
+			h.mu.Unlock()
+		}
+	}
 }
 
 // None reports whether d is empty. An empty Departure releases nothing.

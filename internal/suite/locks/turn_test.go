@@ -208,3 +208,34 @@ func TestTxnOfAReaderEndsWithTheLossThoughAnotherReaderHasLeft(t *testing.T) {
 		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
 	})
 }
+
+// A function of the program reads, and another reader of its process comes and goes. Close waits for the function, and
+// until then, no writer works.
+func TestCloseKeepsTheReadLockOfAFunctionThoughAnotherReaderHasLeft(t *testing.T) {
+	for _, handoffs := range []int{16, 0} { // without a znode of its own, or with one
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, other := suite.Open(t, srv), suite.Open(t, srv)
+			rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(handoffs)), zsync.NewRWMutex(other, "/rw")
+			var closed, write <-chan error
+			harness.Must(t, zsync.NewMutex(s, "/m").Do(t.Context(), func(ctx context.Context) error {
+				harness.Must(t, rw.RLock(ctx))
+				harness.Must(t, rw.RLock(t.Context()))
+				harness.Must(t, rw.RUnlock())
+				write = harness.Arrive(t, func() error { return writer.Lock(t.Context()) })
+				closed = harness.Async(s.Close)
+				<-ctx.Done()
+				time.Sleep(time.Second)
+				if len(write) > 0 {
+					t.Errorf("handoffs %d: a writer works beside the reader", handoffs)
+				}
+				if err := rw.RUnlock(); err != nil {
+					t.Errorf("handoffs %d: %v", handoffs, err)
+				}
+				return nil
+			}))
+			harness.Must(t, <-closed)
+			harness.Must(t, <-write)
+			harness.Must(t, writer.Unlock())
+		})
+	}
+}
