@@ -50,7 +50,6 @@ func (c *Claim) Grant(op string) *Grant {
 	}
 	c.op, c.since = op, time.Now()
 	c.granted++
-	c.users++
 	if g.use = c.granted; g.use > 1 {
 		c.renew()
 	}
@@ -120,7 +119,6 @@ func (g *Grant) overLocked() {
 		g.free()
 	}
 	g.lasts = false
-	c.users--
 	c.lost.Remove(&g.hook)
 	g.OnEnd(nil)
 }
@@ -227,7 +225,7 @@ func (c *Claim) GiveBack() error { return c.Leave().Result() }
 // goroutines.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
-	has := func() bool { return c.users > 0 && c.state != released && (g.lasts || !alone) }
+	has := func() bool { return c.state != released && (g.lasts || !alone) } // a shared claim has a grant until its release
 	return c.fence(ctx, has, func() string { return c.Path }, c.touch)
 }
 

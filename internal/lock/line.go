@@ -102,7 +102,6 @@ type Claim struct {
 	recalls   bool   // OnRecall has registered a function with lineWatch; guarded by mu
 
 	version   int32             // the version of its znode after our last write; guarded by mu
-	users     int32             // number of grants that have not ended; guarded by mu
 	Path      string            // full path of its znode; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
 	own       *conn.Watch       // its watch on its znode (Watches.Join), or nil; guarded by mu
