@@ -683,7 +683,7 @@ func (l *Lock) drop(h *Claim) {
 // The method `keep` is called at the end of g, the last use of h. If no other contender is in the
 // line, h keeps its place. Then the caller must pass e to the observer, without mu.
 func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
-	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
+	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
 	}
