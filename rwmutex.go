@@ -233,7 +233,8 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
 	err := rw.withCurrent(func(g *lock.Grant, _ lock.HoldMode) (err error) {
-		rs, err = rw.s.sending(ctx, g.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return rw.local.Txn(ctx, g, ops) })
+		// The channel is not that of g. If g is the use of a reader, the RUnlock of another reader may end it.
+		rs, err = rw.s.sending(ctx, rw.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return rw.local.Txn(ctx, g, ops) })
 		return err
 	})
 	return rs, opError("txn", rw.path, err)

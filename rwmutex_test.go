@@ -964,25 +964,28 @@ func TestDowngradeEndsWithItsContextThoughTheTidyingIsSlow(t *testing.T) {
 // A token is greater than that of every hold that had ended before, also for a reader
 // who joins another goroutine of his process.
 func TestReaderWhoJoinsHasAGreaterTokenThanWhoHadLeftBefore(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a := zsync.NewRWMutex(open(t, srv), "/rw")
-		b := zsync.NewRWMutex(open(t, srv), "/rw")
-		must(t, a.RLock(t.Context()))
-		_, err := a.Token(t.Context())
-		must(t, err)
-		must(t, b.RLock(t.Context()))
-		former, err := b.Token(t.Context())
-		must(t, err)
-		must(t, b.RUnlock())
-		must(t, a.RLock(t.Context())) // begins when that has ended
-		tok, err := a.Token(t.Context())
-		must(t, err)
-		if tok <= former {
-			t.Errorf("token %d of a hold that began after that of %d had ended", tok, former)
-		}
-		must(t, a.RUnlock())
-		must(t, a.RUnlock())
-	})
+	for _, handoffs := range []int{0, 16} { // with a znode of its own, or without
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			a := zsync.NewRWMutex(open(t, srv), "/rw", zsync.WithHandoffs(handoffs))
+			b := zsync.NewRWMutex(open(t, srv), "/rw")
+			must(t, a.RLock(t.Context()))
+			_, err := a.Token(t.Context())
+			must(t, err)
+			must(t, b.RLock(t.Context()))
+			former, err := b.Token(t.Context())
+			must(t, err)
+			must(t, b.RUnlock())
+			must(t, a.RLock(t.Context())) // begins when that has ended
+			for range 2 {
+				tok, err := a.Token(t.Context())
+				must(t, err)
+				if tok <= former {
+					t.Errorf("handoffs %d: token %d of a hold that began after that of %d had ended", handoffs, tok, former)
+				}
+				must(t, a.RUnlock())
+			}
+		})
+	}
 }
 
 // A token is told while another reader joins: what his says, and what is told later, is not

@@ -50,7 +50,6 @@ func (c *Claim) Grant(op string) *Grant {
 	}
 	c.op, c.since = op, time.Now()
 	c.granted++
-	c.users++
 	if g.use = c.granted; g.use > 1 {
 		c.renew()
 	}
@@ -120,7 +119,6 @@ func (g *Grant) overLocked() {
 		g.free()
 	}
 	g.lasts = false
-	c.users--
 	c.lost.Remove(&g.hook)
 	g.OnEnd(nil)
 }
@@ -227,7 +225,7 @@ func (c *Claim) GiveBack() error { return c.Leave().Result() }
 // goroutines.
 func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 	c := g.Claim
-	has := func() bool { return c.users > 0 && c.state != released && (g.lasts || !alone) }
+	has := func() bool { return c.state != released && (g.lasts || !alone) } // a shared claim has a grant until its release
 	return c.fence(ctx, has, func() string { return c.Path }, c.touch)
 }
 
@@ -395,10 +393,10 @@ func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
 // inFunction returns true if Close must not release c. One reason is that a running function of the
-// program holds c. The other reason is that c is Unwatched: either its primitive releases c, or c
+// program holds c, or may hold c (Lock.inherit). The other reason is that c is Unwatched: either its primitive releases c, or c
 // ends with the session.
 func (c *Claim) inFunction() bool {
-	return c.Unwatched || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
+	return c.Unwatched || slices.ContainsFunc(c.within, (*session.Function).Runs) || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
 		g, ok := owner.(*Grant)
 		return ok && g.within.Runs()
 	})

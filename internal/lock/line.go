@@ -102,7 +102,6 @@ type Claim struct {
 	recalls   bool   // OnRecall has registered a function with lineWatch; guarded by mu
 
 	version   int32             // the version of its znode after our last write; guarded by mu
-	users     int32             // number of grants that have not ended; guarded by mu
 	Path      string            // full path of its znode; guarded by mu once its turn has come
 	Child     Child             // guarded by mu once its turn has come
 	own       *conn.Watch       // its watch on its znode (Watches.Join), or nil; guarded by mu
@@ -111,6 +110,8 @@ type Claim struct {
 	leaveHeld func()            // result of ownWatch.Drop; called when its znode is deleted; guarded by mu
 	asked     chan struct{}     // closed when another client asks the holder to release; nil before Asked is called; guarded by mu
 	granted   int               // number of all grants, for the trace; guarded by mu
+
+	within []*session.Function // the program's functions in which a reader may use c, although the use of that reader has ended: see Lock.inherit; guarded by mu
 
 	// Only a Lock uses the following fields; guarded by Lock.mu:
 	mode    HoldMode

@@ -57,7 +57,7 @@ type Lock struct {
 	waiting []*waiter       // the waiters, in the order of their arrival
 	holds   []*Claim        // the holds of this process, in the order of the grants; a lost hold is included until its release
 	idle    *Claim          // the kept place, or nil; while a place is kept, no goroutine waits for the lock or holds it exclusively
-	reading *session.Ending // ends at the first loss of a shared hold; nil without a shared hold
+	reading *session.Ending // ends at the first loss of a shared hold; nil before `readers` has made it, and without a shared hold
 	watch   *time.Timer     // calls `review`; nil unless a goroutine waits for a hold of this process
 }
 
@@ -320,10 +320,15 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if l.occupied(mode) {
 		return nil
 	}
+	for _, h := range l.holds { // readers; the token is of the oldest hold, and must also be right for the new reader: see renew
+		h.mu.Lock()
+		h.renew()
+		h.mu.Unlock()
+	}
 	c.mode = mode
 	l.holds = append(l.holds, c)
 	switch {
-	case mode == Shared:
+	case mode == Shared && l.reading != nil:
 		l.read(c)
 	case l.Elects: // after a loss, a waiter need not wait for the release
 		c.lost.AfterFunc(func(error) { l.Manager.Spawn(l.look) })
@@ -361,13 +366,8 @@ func (l *Lock) look() {
 	l.serve()
 }
 
-// The method `read` is called for h, a new shared hold. If h is lost, l.reading ends. A reader
-// without a handle does not know which shared hold of the process it uses. So the loss of one
-// shared hold is a loss for all readers.
+// The method `read` is called for h, a shared hold. If h is lost, l.reading ends.
 func (l *Lock) read(h *Claim) {
-	if l.reading == nil {
-		l.reading = new(session.Ending)
-	}
 	reading := l.reading
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
@@ -541,6 +541,9 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 		return d
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
+	if h.mode == Shared && !d.grant.Pinned {
+		l.inherit(h, d.grant)
+	}
 	if l.owed {
 		// This may be the late release of a lost hold. In that case, the release now ends the present
 		// hold instead, so the present leader must see a loss. The field `owed` stays true, because the
@@ -553,6 +556,25 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 		d.grant.End()
 	}
 	return d
+}
+
+// The method `inherit` is called when an RUnlock has ended the use g of h. It is called under mu.
+// Perhaps it is the RUnlock of another reader. Then the reader that got g goes on with the use of
+// that reader, and may be in a function of the program. Close waits for this function. So while the
+// function runs, Close must not release a shared hold that remains.
+func (l *Lock) inherit(h *Claim, g *Grant) {
+	ended := func(f *session.Function) bool { return !f.Runs() }
+	h.mu.Lock()
+	running := slices.DeleteFunc(append(slices.Clone(h.within), g.within), ended)
+	h.mu.Unlock()
+	for _, h := range l.holds {
+		if len(running) > 0 && h.used() {
+			h.mu.Lock()
+			h.within = slices.DeleteFunc(h.within, func(f *session.Function) bool { return ended(f) || slices.Contains(running, f) })
+			h.within = append(h.within, running...)
+			h.mu.Unlock()
+		}
+	}
 }
 
 // None reports whether d is empty. An empty Departure releases nothing.
@@ -652,14 +674,8 @@ func (l *Lock) mayPass(h *Claim) bool {
 // functions from here to unkeep.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
-	if r := l.reading; !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
+	if !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
 		l.reading = nil
-	} else if r != nil && r.Cause() != nil && !slices.ContainsFunc(l.holds, isLost) {
-		// The lost holds are released, so the loss does not concern the readers that remain.
-		l.reading = nil
-		for _, h := range l.holds {
-			l.read(h)
-		}
 	}
 	l.serve()
 }
@@ -667,7 +683,7 @@ func (l *Lock) drop(h *Claim) {
 // The method `keep` is called at the end of g, the last use of h. If no other contender is in the
 // line, h keeps its place. Then the caller must pass e to the observer, without mu.
 func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
-	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 || l.idle != nil ||
+	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
 	}
@@ -795,7 +811,12 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	// If a transaction may still be applied until the write znode is deleted, the next reader must
 	// wait in the line for this deletion.
 	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
-	l.read(h)
+	// An RUnlock of another reader may end this use instead of its own. The caller then has the use of
+	// that reader. So from now on, the Ending that the caller may have as a writer is that of all
+	// readers.
+	if g := h.uses[0]; !g.Pinned {
+		l.readers().AfterFunc(func(why error) { g.lost.End(why) })
+	}
 	l.serve()
 	l.mu.Unlock()
 	l.Manager.Waited(e.Op, l.Path, start, nil)
@@ -823,18 +844,37 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	case isLost(h):
 		over.End(h.Err())
 	case h.mode == Shared:
-		return l.reading
+		return l.readers()
 	default:
 		return h.uses[0].Loss()
 	}
 	return over
 }
 
+// The method `readers` returns the Ending of all readers. It is called while a reader uses a hold
+// that is not lost.
+//
+// A reader without a handle does not know which shared hold of the process it uses. So the loss of
+// one shared hold is a loss for all readers. If l.reading has ended, the lost hold is released,
+// because no hold that a reader uses is lost. Perhaps the release itself has found the loss. That
+// loss does not concern the readers that remain.
+func (l *Lock) readers() *session.Ending {
+	if l.reading == nil || l.reading.Cause() != nil {
+		l.reading = new(session.Ending)
+		for _, h := range l.holds {
+			if h.used() { // else h is being released
+				l.read(h)
+			}
+		}
+	}
+	return l.reading
+}
+
 // inUse returns the hold of a goroutine that has no handle. It tries the modes in their order. If
 // no mode has such a hold, it returns nil.
 func (l *Lock) inUse(modes ...HoldMode) *Claim {
 	for _, mode := range modes {
-		if h := l.present(mode, false, (*Claim).used); h != nil {
+		if h := l.present(mode, (*Claim).used); h != nil {
 			return h
 		}
 	}
@@ -849,8 +889,8 @@ func (l *Lock) Wanted() bool {
 	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
 }
 
-// Current returns the newest grant of the hold of this process, and the mode of the hold. If there
-// are an exclusive hold and a shared hold, Current uses the exclusive hold.
+// Current returns the newest grant of the hold of this process (see `present`), and the mode of the
+// hold.
 func (l *Lock) Current() (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -910,14 +950,19 @@ func (l *Lock) joinable() *Claim {
 // The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
 // count, and only if the function `so` returns true for them. If one of these holds is lost,
 // `present` returns the lost hold, so that the release returns the loss. If not, it returns the
-// newest hold or, if `oldest` is set, the oldest.
-func (l *Lock) present(mode HoldMode, oldest bool, so func(h *Claim) bool) (found *Claim) {
-	for _, h := range slices.Backward(l.holds) {
+// oldest hold.
+//
+// A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got
+// the lock since the grant of that hold, and so since the grant of any other hold. A newer hold
+// does not show this to the earlier readers: perhaps another client has deleted the znode of an
+// earlier hold, and a writer has come between the two.
+func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
+	for _, h := range l.holds {
 		switch {
 		case h.mode != mode || !so(h):
 		case isLost(h):
 			return h
-		case found == nil || oldest:
+		case found == nil:
 			found = h
 		}
 	}
@@ -928,7 +973,7 @@ func (l *Lock) present(mode HoldMode, oldest bool, so func(h *Claim) bool) (foun
 // releases. The results are the hold, and the index of the use in this hold. If there is no such
 // use, the hold is nil.
 func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
-	h := l.present(mode, true, func(h *Claim) bool { return h.anonymous() >= 0 })
+	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
 	if h == nil {
 		return nil, 0
 	}

@@ -1,10 +1,13 @@
 package locks
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
@@ -87,4 +90,152 @@ func TestANewReaderDoesNotSeeAnEarlierLossThatWasReleased(t *testing.T) {
 		harness.Must(t, rw.RUnlock())
 		harness.Must(t, rw.RUnlock())
 	})
+}
+
+// A reader releases its hold, and only the release finds that another client has deleted the znode. A later
+// reader is not told of this loss.
+func TestANewReaderDoesNotSeeALossThatAnEarlierReleaseHasFound(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := suite.Open(t, srv), suite.Open(t, srv)
+		rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(1)), zsync.NewRWMutex(other, "/rw")
+		harness.Must(t, rw.RLock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		write := harness.Arrive(t, func() error { return writer.Lock(ctx) })
+		harness.Must(t, rw.RLock(t.Context()))                                   // joins the first reader
+		read := harness.Arrive(t, func() error { return rw.RLock(t.Context()) }) // waits behind the writer, with a znode of its own
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && r.Op == zktest.OpGetChildren2 {
+				return zktest.Delay(time.Second) // the event of the deletion below does not come before the release
+			}
+			return zktest.Pass
+		})
+		cancel()
+		harness.WantErr(t, <-write, context.Canceled)
+		harness.Must(t, <-read)
+		suite.DeleteContender(t, other, "/rw", 0)
+		harness.Must(t, rw.RUnlock())
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+		srv.Intercept(nil)
+		harness.Must(t, rw.RLock(t.Context()))
+		if harness.Closed(rw.Lost()) {
+			t.Error("the new reader is told of a loss")
+		}
+		srv.SetLatency(5 * time.Millisecond) // without it, LockAll repeats itself for ever in no time
+		before := s.Stats().Requests
+		unlock, err := zsync.LockAll(harness.Within(t, time.Minute), zsync.NewMutex(s, "/a"), rw.RLocker())
+		if err != nil {
+			t.Errorf("LockAll, after %d requests: %v", s.Stats().Requests-before, err)
+		} else {
+			harness.Must(t, unlock())
+		}
+		harness.Must(t, rw.RUnlock())
+		harness.Must(t, rw.RUnlock())
+	})
+}
+
+// Another client deletes the znode of a reader, and a writer works. Then a second reader of the process comes. The
+// first reader does not know yet that its hold is lost, and writes on the ground of what it has read.
+func TestAReaderWhoseZnodeIsDeletedWritesNothingUnderALaterHoldOfItsProcess(t *testing.T) {
+	for name, write := range map[string]func(rw *zsync.RWMutex, ctx context.Context) error{
+		"txn": func(rw *zsync.RWMutex, ctx context.Context) error {
+			_, err := rw.Txn(ctx, &zk.CreateRequest{Path: "/written"})
+			return err
+		},
+		"token": func(rw *zsync.RWMutex, ctx context.Context) error { _, err := rw.Token(ctx); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other := suite.Open(t, srv), suite.Open(t, srv)
+				rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(0)), zsync.NewRWMutex(other, "/rw")
+				harness.Must(t, rw.RLock(t.Context()))
+				suite.DeleteContender(t, other, "/rw", 0)
+				harness.Must(t, writer.Lock(t.Context()))
+				harness.Must(t, writer.Unlock())
+				harness.Must(t, rw.RLock(t.Context()))
+				if harness.Closed(rw.Lost()) {
+					t.Fatal("the loss is known: the test shows nothing")
+				}
+				harness.WantErr(t, write(rw, t.Context()), zsync.ErrLost)
+				harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+				harness.Must(t, rw.RUnlock())
+			})
+		})
+	}
+}
+
+// A writer has become a reader, and another reader of its process has come and gone. The former writer still learns
+// of a loss.
+func TestAWriterThatHasBecomeAReaderIsToldOfALossThoughAnotherReaderHasLeft(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		rw := zsync.NewRWMutex(s, "/rw")
+		held, unlock, err := zsync.LockAllContext(t.Context(), rw)
+		harness.Must(t, err)
+		lost := rw.Lost()
+		harness.Must(t, rw.Downgrade(t.Context()))
+		harness.Must(t, rw.RLock(t.Context()))
+		harness.Must(t, rw.RUnlock())
+		if harness.Closed(lost) || held.Err() != nil {
+			t.Error("it is told of a loss without a loss")
+		}
+		srv.Expire(s.ID())
+		time.Sleep(2 * harness.Timeout)
+		if !harness.Closed(rw.Lost()) || !harness.Closed(lost) || held.Err() == nil {
+			t.Errorf("Lost after the loss is closed: %v; Lost before the Downgrade: %v; the error of the context: %v", harness.Closed(rw.Lost()), harness.Closed(lost), held.Err())
+		}
+		harness.WantErr(t, unlock(), zsync.ErrNotLocked)
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+	})
+}
+
+// A reader waits in Txn for room in a queue, and another reader of its process comes and goes. Txn ends with the
+// loss of the hold.
+func TestTxnOfAReaderEndsWithTheLossThoughAnotherReaderHasLeft(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		rw, q := zsync.NewRWMutex(s, "/rw"), zsync.NewQueue[int](s, "/q", zsync.WithMaxLen(1))
+		harness.Must(t, q.Send(t.Context(), 1))
+		harness.Must(t, rw.RLock(t.Context()))
+		txn := harness.Arrive(t, func() error { _, err := rw.Txn(harness.Within(t, time.Hour), q.SendOp(2)); return err })
+		harness.Must(t, rw.RLock(t.Context()))
+		harness.Must(t, rw.RUnlock())
+		srv.Expire(s.ID())
+		start := time.Now()
+		harness.WantErr(t, <-txn, zsync.ErrLost)
+		if took := time.Since(start); took > 2*harness.Timeout {
+			t.Errorf("it took %v", took)
+		}
+		harness.WantErr(t, rw.RUnlock(), zsync.ErrLost)
+	})
+}
+
+// A function of the program reads, and another reader of its process comes and goes. Close waits for the function, and
+// until then, no writer works.
+func TestCloseKeepsTheReadLockOfAFunctionThoughAnotherReaderHasLeft(t *testing.T) {
+	for _, handoffs := range []int{16, 0} { // without a znode of its own, or with one
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, other := suite.Open(t, srv), suite.Open(t, srv)
+			rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(handoffs)), zsync.NewRWMutex(other, "/rw")
+			var closed, write <-chan error
+			harness.Must(t, zsync.NewMutex(s, "/m").Do(t.Context(), func(ctx context.Context) error {
+				harness.Must(t, rw.RLock(ctx))
+				harness.Must(t, rw.RLock(t.Context()))
+				harness.Must(t, rw.RUnlock())
+				write = harness.Arrive(t, func() error { return writer.Lock(t.Context()) })
+				closed = harness.Async(s.Close)
+				<-ctx.Done()
+				time.Sleep(time.Second)
+				if len(write) > 0 {
+					t.Errorf("handoffs %d: a writer works beside the reader", handoffs)
+				}
+				if err := rw.RUnlock(); err != nil {
+					t.Errorf("handoffs %d: %v", handoffs, err)
+				}
+				return nil
+			}))
+			harness.Must(t, <-closed)
+			harness.Must(t, <-write)
+			harness.Must(t, writer.Unlock())
+		})
+	}
 }
