@@ -78,7 +78,11 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 // acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
 // belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
+	begin := q.BeginUnlock
 	if d != nil {
+		// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may
+		// have the lock. Wait must not release the hold of that Do.
+		begin = q.BeginBare
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()
 			d.set(q, nil)
@@ -91,7 +95,7 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 			}
 		}
 	}
-	return q.BeginUnlock(mode).Finish, func(ctx context.Context) error {
+	return begin(mode).Finish, func(ctx context.Context) error {
 		_, err := q.reacquire(ctx, mode, false)
 		return err
 	}
