@@ -93,7 +93,9 @@ func (p *Permits) Within(f *session.Function) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.within = append(slices.DeleteFunc(p.within, func(f *session.Function) bool { return !f.Runs() }), f)
+	// The function of another Do may be about to begin, so keep it: only a function that is over is
+	// forgotten.
+	p.within = append(slices.DeleteFunc(p.within, (*session.Function).Over), f)
 }
 
 // Own is called after Within, if f is the function of a Do that has just acquired n permits of p.

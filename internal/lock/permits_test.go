@@ -71,3 +71,42 @@ func TestAReleaseOfSomePermitsLeavesTheWatchOfTheirZnode(t *testing.T) {
 		p.Release(1, nil)
 	})
 }
+
+// Two calls of Do acquire permits at the same moment: each says that its function has them, and then the functions
+// begin. One of them has returned. Close must not release the permits while the other runs.
+func TestCloseKeepsThePermitsOfAFunctionThoughAnotherHasBegunAtTheSameMoment(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := open(t, srv)
+		p := permitsOf(t, m, 2)
+		long, short := m.Function(nil), m.Function(nil)
+		p.Within(&long)
+		p.Within(&short)
+		harness.Must(t, long.Begin())
+		harness.Must(t, short.Begin())
+		short.End()
+		p.ReleaseBare() // as Close does
+		if err := p.Err(); err != nil {
+			t.Errorf("while the function runs: %v", err)
+		}
+		long.End()
+	})
+}
+
+// A function that never began, or whose caller has returned, is forgotten.
+func TestPermitsForgetTheFunctionsThatAreOver(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := open(t, srv)
+		p := permitsOf(t, m, 1)
+		for i := range 3 {
+			f := m.Function(nil)
+			p.Within(&f)
+			if i > 0 {
+				harness.Must(t, f.Begin())
+			}
+			f.End()
+		}
+		if len(p.within) > 1 {
+			t.Errorf("%d functions", len(p.within))
+		}
+	})
+}
