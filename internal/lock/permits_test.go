@@ -9,6 +9,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/session/sessiontest"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -108,5 +109,28 @@ func TestPermitsForgetTheFunctionsThatAreOver(t *testing.T) {
 		if len(p.within) > 1 {
 			t.Errorf("%d functions", len(p.within))
 		}
+	})
+}
+
+// Close has released the holds without a function, and waits for a function. Permits whose Stake was just before it
+// are not held after it.
+func TestNoPermitsAreHeldThatComeBehindClose(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := sessiontest.Open(t, srv.Addrs(), srv.Dial, func(cfg *session.Config) { cfg.CloseTimeout = time.Minute })
+		f := m.Function(nil)
+		began := make(chan error)
+		go func() { began <- f.Begin(); time.Sleep(time.Second); f.End() }()
+		harness.Must(t, <-began)
+		inc := incarnation(t, m)
+		stake, err := inc.Stake(t.Context())
+		harness.Must(t, err)
+		closed := harness.Arrive(t, func() error { m.Close(); return nil })
+		pool := Pool{Manager: m, Root: "/s", Dir: "/s/leases", Limit: new(atomic.Int64)}
+		p := pool.NewPermits(inc, stake)
+		harness.WantErr(t, p.Add([]Permit{{Path: "/s/leases/all", Weight: 1}}, 1), session.ErrClosed)
+		if owners := len(inc.Ended.Owners()); owners > 0 {
+			t.Errorf("%d holds", owners)
+		}
+		harness.Must(t, <-closed)
 	})
 }
