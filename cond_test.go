@@ -869,6 +869,40 @@ func TestDoWhoseWaitFailedGivesUpNothingOfOthers(t *testing.T) {
 	}
 }
 
+// After a Wait that failed, a Do holds nothing. A second Wait with its context must not give up the hold
+// of another Do.
+func TestASecondWaitOfADoWhoseWaitFailedGivesUpNothingOfOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, elsewhere := open(t, srv), open(t, srv)
+		m := zsync.NewMutex(s, "/l")
+		c := zsync.NewCond(s, "/c", m)
+		inside := make(chan struct{})
+		var other <-chan error
+		err := m.Do(t.Context(), func(ctx context.Context) error {
+			short, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			other = async(func() error {
+				return m.Do(t.Context(), func(ctx context.Context) error {
+					close(inside)
+					time.Sleep(10 * time.Second)
+					return ctx.Err()
+				})
+			})
+			wantErr(t, c.Wait(short), context.DeadlineExceeded)
+			<-inside
+			again, stop := context.WithTimeout(ctx, time.Second)
+			defer stop()
+			wantErr(t, c.Wait(again), zsync.ErrNotLocked)
+			return nil
+		})
+		wantErr(t, err, zsync.ErrNotLocked)
+		if ok, err := zsync.NewMutex(elsewhere, "/l").TryLock(t.Context()); ok || err != nil {
+			t.Errorf("TryLock while a Do runs = %v, %v", ok, err)
+		}
+		must(t, <-other)
+	})
+}
+
 func TestWhatWaitTakesAgainBelongsToItsDo(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)

@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +79,11 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 // acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
 // belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
+	begin := q.BeginUnlock
 	if d != nil {
+		// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may
+		// have the lock. Wait must not release the hold of that Do.
+		begin = q.BeginBare
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()
 			d.set(q, nil)
@@ -91,7 +96,7 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 			}
 		}
 	}
-	return q.BeginUnlock(mode).Finish, func(ctx context.Context) error {
+	return begin(mode).Finish, func(ctx context.Context) error {
 		_, err := q.reacquire(ctx, mode, false)
 		return err
 	}
@@ -136,6 +141,39 @@ func endingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)
 	return ctx, end, rest
+}
+
+// The method `waiting` calls f, the wait of a Barrier, WaitGroup or Cond, and reports it to the
+// tracer. f gets the context that the tracer makes from ctx. If ctx has ended the wait, the error
+// says how long the wait was.
+func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context.Context) error) error {
+	traced, o := m.s.begin(ctx, Op{Kind: OpWait, Primitive: primitive, Name: "wait", Path: m.path})
+	err := m.whileOpen(traced, f)
+	if m.s != nil {
+		err = waited(ctx, m.s.m, o.began, err)
+	}
+	o.end(err)
+	return opError("wait", m.path, err)
+}
+
+// The method `whileOpen` calls f, a wait for other clients. The context of f also ends when the
+// Session begins to close. The session may live on for the functions of the program. One of these
+// functions may need the end of the wait. And an Enter must not count as a party any longer.
+func (m *made) whileOpen(ctx context.Context, f func(ctx context.Context) error) error {
+	if m.misuse() != nil {
+		return f(ctx)
+	}
+	open, end, rest := endingContext(ctx)
+	call := m.s.m.Function(nil)
+	leave := call.AfterClose(end)
+	err := f(open)
+	if open.Err() != nil && ctx.Err() == nil && errors.Is(err, open.Err()) {
+		err = m.s.m.Failure()
+	}
+	leave()
+	end(nil)
+	rest()
+	return err
 }
 
 // The method `nest` runs f inside d, which already has a hold in mode. The context of f ends with

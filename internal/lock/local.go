@@ -496,6 +496,17 @@ func (l *Lock) BeginUnlock(mode HoldMode) Departure {
 	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
 }
 
+// BeginBare is BeginUnlock for a caller inside a Do that has no hold in `mode`. A use that a Do
+// releases belongs to another Do. So BeginBare does not end it.
+func (l *Lock) BeginBare(mode HoldMode) Departure {
+	return l.depart(false, func() (*Claim, int) {
+		if h, i := l.anonymous(mode); h != nil && !h.uses[i].Pinned {
+			return h, i
+		}
+		return nil, 0
+	})
+}
+
 // BeginRelease begins to end the use of g.
 func (l *Lock) BeginRelease(g *Grant) Departure {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })

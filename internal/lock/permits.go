@@ -64,9 +64,19 @@ func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permit
 }
 
 // Add adds n permits to p. Their znodes, `leases`, exist already. If p is lost, Add adds nothing
-// and returns the loss.
+// and returns the loss. If Close has begun, Add adds nothing either, and ends p if p is empty.
 func (p *Permits) Add(leases []Permit, n int64) error {
 	p.mu.Lock()
+	if session.IsClosed(p.Incarnation.Manager.Closing) {
+		// Close releases the holds that no function uses. Perhaps it has done this before p began.
+		// If Close begins after this test, it finds p.
+		empty := p.n == 0
+		p.mu.Unlock()
+		if empty {
+			p.finish()
+		}
+		return p.Incarnation.Manager.Failure()
+	}
 	defer p.mu.Unlock()
 	if lost := p.lost.Cause(); lost != nil {
 		return lost
@@ -93,7 +103,9 @@ func (p *Permits) Within(f *session.Function) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.within = append(slices.DeleteFunc(p.within, func(f *session.Function) bool { return !f.Runs() }), f)
+	// The function of another Do may be about to begin, so keep it: only a function that is over is
+	// forgotten.
+	p.within = append(slices.DeleteFunc(p.within, (*session.Function).Over), f)
 }
 
 // Own is called after Within, if f is the function of a Do that has just acquired n permits of p.

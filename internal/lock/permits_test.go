@@ -9,6 +9,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/session/sessiontest"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -69,5 +70,67 @@ func TestAReleaseOfSomePermitsLeavesTheWatchOfTheirZnode(t *testing.T) {
 			}
 		}
 		p.Release(1, nil)
+	})
+}
+
+// Two calls of Do acquire permits at the same moment: each says that its function has them, and then the functions
+// begin. One of them has returned. Close must not release the permits while the other runs.
+func TestCloseKeepsThePermitsOfAFunctionThoughAnotherHasBegunAtTheSameMoment(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := open(t, srv)
+		p := permitsOf(t, m, 2)
+		long, short := m.Function(nil), m.Function(nil)
+		p.Within(&long)
+		p.Within(&short)
+		harness.Must(t, long.Begin())
+		harness.Must(t, short.Begin())
+		short.End()
+		p.ReleaseBare() // as Close does
+		if err := p.Err(); err != nil {
+			t.Errorf("while the function runs: %v", err)
+		}
+		long.End()
+	})
+}
+
+// A function that never began, or whose caller has returned, is forgotten.
+func TestPermitsForgetTheFunctionsThatAreOver(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := open(t, srv)
+		p := permitsOf(t, m, 1)
+		for i := range 3 {
+			f := m.Function(nil)
+			p.Within(&f)
+			if i > 0 {
+				harness.Must(t, f.Begin())
+			}
+			f.End()
+		}
+		if len(p.within) > 1 {
+			t.Errorf("%d functions", len(p.within))
+		}
+	})
+}
+
+// Close has released the holds without a function, and waits for a function. Permits whose Stake was just before it
+// are not held after it.
+func TestNoPermitsAreHeldThatComeBehindClose(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := sessiontest.Open(t, srv.Addrs(), srv.Dial, func(cfg *session.Config) { cfg.CloseTimeout = time.Minute })
+		f := m.Function(nil)
+		began := make(chan error)
+		go func() { began <- f.Begin(); time.Sleep(time.Second); f.End() }()
+		harness.Must(t, <-began)
+		inc := incarnation(t, m)
+		stake, err := inc.Stake(t.Context())
+		harness.Must(t, err)
+		closed := harness.Arrive(t, func() error { m.Close(); return nil })
+		pool := Pool{Manager: m, Root: "/s", Dir: "/s/leases", Limit: new(atomic.Int64)}
+		p := pool.NewPermits(inc, stake)
+		harness.WantErr(t, p.Add([]Permit{{Path: "/s/leases/all", Weight: 1}}, 1), session.ErrClosed)
+		if owners := len(inc.Ended.Owners()); owners > 0 {
+			t.Errorf("%d holds", owners)
+		}
+		harness.Must(t, <-closed)
 	})
 }

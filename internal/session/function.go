@@ -20,6 +20,7 @@ type Function struct {
 
 	goroutine uint64 // the number of the goroutine that runs the function; guarded by functions.mu, like the fields below
 	running   bool
+	over      bool // End was called
 	waived    bool // its goroutine has called Close
 }
 
@@ -71,7 +72,7 @@ func (f *Function) End() {
 	fs := f.of
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f.running = false
+	f.running, f.over = false, true
 	delete(fs.running, f)
 	fs.changeLocked()
 }
@@ -101,6 +102,15 @@ func (f *Function) Runs() bool {
 		}
 	}
 	return false
+}
+
+// Over reports whether f is over: it has ended, and so has every function in whose context f was
+// called. A function that has not begun yet is not over.
+func (f *Function) Over() bool {
+	f.of.mu.Lock()
+	over := f.over
+	f.of.mu.Unlock()
+	return over && !f.Runs()
 }
 
 // Close calls the method `waive`, so that no call of Close waits for the functions of the calling
