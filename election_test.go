@@ -688,3 +688,35 @@ func TestWithMaxHoldEndsAFunctionThatHangsAfterAResignAlsoAfterAnEarlierLoss(t *
 		must(t, eb.Campaign(within(t, time.Minute)))
 	})
 }
+
+func TestRunCallsNoFunctionForALeadershipThatWasResignedBeforeIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ea *zsync.Election
+		resigned := make(chan struct{})
+		a := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+			if e.Kind == zsync.EventAcquired && !session.IsClosed(resigned) { // Run is about to call its function
+				must(t, ea.Resign())
+				close(resigned)
+				time.Sleep(time.Second) // the next candidate leads
+			}
+		})))
+		b := open(t, srv)
+		ea = zsync.NewElection(a, "/e")
+		eb := zsync.NewElection(b, "/e")
+		ctx, cancel := context.WithCancel(t.Context())
+		next := async(func() error {
+			<-resigned
+			return eb.Campaign(ctx)
+		})
+		ran := async(func() error {
+			return ea.Run(ctx, func(context.Context) error {
+				t.Error("Run has called its function, and another candidate leads")
+				return nil
+			})
+		})
+		must(t, <-next)
+		time.Sleep(5 * time.Second)
+		cancel()
+		wantErr(t, <-ran, context.Canceled)
+	})
+}
