@@ -144,7 +144,7 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 func (e *Election) Resign() error {
 	g, err := e.current()
 	if err == nil {
-		err = e.resign(context.Background(), g)
+		err = cmp.Or(e.resign(context.Background(), g), g.Claim.Loss()) // perhaps g was lost before Run's function returned
 	}
 	return opError("resign", e.path, err)
 }

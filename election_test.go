@@ -720,3 +720,35 @@ func TestRunCallsNoFunctionForALeadershipThatWasResignedBeforeIt(t *testing.T) {
 		wantErr(t, <-ran, context.Canceled)
 	})
 }
+
+func TestResignTellsALossThatComesWhileTheFunctionOfRunReturns(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			e := zsync.NewElection(s, "/e")
+			boom := errors.New("boom")
+			leads := make(chan struct{})
+			ran := async(func() error {
+				return e.Run(t.Context(), func(ctx context.Context) error {
+					if session.IsClosed(leads) {
+						return boom
+					}
+					close(leads)
+					<-ctx.Done()
+					time.Sleep(200 * time.Millisecond)
+					return nil
+				})
+			})
+			<-leads
+			resigned := async(e.Resign)
+			time.Sleep(100 * time.Millisecond)
+			if lost {
+				srv.Expire(s.ID())
+				wantErr(t, <-resigned, zsync.ErrLost)
+			} else {
+				must(t, <-resigned)
+			}
+			wantErr(t, <-ran, boom)
+		})
+	}
+}
