@@ -144,7 +144,7 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 func (e *Election) Resign() error {
 	g, err := e.current()
 	if err == nil {
-		err = e.resign(context.Background(), g)
+		err = cmp.Or(e.resign(context.Background(), g), g.Claim.Loss()) // perhaps g was lost before Run's function returned
 	}
 	return opError("resign", e.path, err)
 }
@@ -246,10 +246,9 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	defer end(nil)
 	t := &term{grant: g, stop: end, left: make(chan struct{})}
 	e.mu.Lock()
-	if _, leads := e.local.ModeOf(g); leads {
+	_, leads := e.local.ModeOf(g)
+	if leads {
 		e.run = t
-	} else {
-		end(ErrNotLocked) // Resign has released g already
 	}
 	e.mu.Unlock()
 	d := newDoCall(outer, e.s, nil, g)
@@ -258,9 +257,11 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 		close(t.left)
 		return nil
 	}
-	if err := d.function.Begin(); err != nil {
+	if err := d.function.Begin(); err != nil || !leads {
+		// If `leads` is false, Resign has released g already, or g was lost. Another candidate may
+		// lead, so f must not begin.
 		release()
-		return nil, err
+		return nil, cmp.Or(err, ended)
 	}
 	err = doHolding(ctx, e.doKey(), d, f, release)
 	return err, ended
@@ -280,7 +281,7 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 		e.run = nil
 	}
 	e.mu.Unlock()
-	release := left.Finish // Finish returns ErrNotLocked if Resign was called before Run called the function
+	release := left.Finish // Finish returns ErrNotLocked if Resign was called before Run called its function
 	if left.None() && t.grant.Err() != nil {
 		release = t.grant.Release // after the loss, the next Campaign of this process has begun already
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -628,4 +629,126 @@ func TestNothingOfACallersContextIsCalledUnderTheLockOfAnElection(t *testing.T) 
 	<-leads // again
 	cancel()
 	wantErr(t, <-ran, context.Canceled)
+}
+
+// lateRelease makes e owe a release: e has lost a leadership, and has campaigned again without a Resign.
+func lateRelease(t *testing.T, srv *zktest.Server, s *zsync.Session, e *zsync.Election) {
+	t.Helper()
+	must(t, e.Campaign(t.Context()))
+	srv.Expire(s.ID())
+	time.Sleep(time.Second)
+	must(t, e.Campaign(t.Context()))
+	must(t, e.Resign())
+}
+
+func TestCloseAfterAResignWaitsForTheFunctionOfRunAlsoAfterAnEarlierLoss(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		ea, eb := zsync.NewElection(a, "/e"), zsync.NewElection(b, "/e")
+		lateRelease(t, srv, a, ea)
+		runs := make(chan struct{})
+		end := sync.OnceFunc(func() { close(runs) })
+		defer end()
+		ran := async(func() error {
+			return ea.Run(t.Context(), func(context.Context) error {
+				<-runs
+				return nil
+			})
+		})
+		synctest.Wait()
+		next := async(func() error { return eb.Campaign(t.Context()) })
+		must(t, ea.Resign())
+		closed := async(func() error { a.Close(); return nil })
+		time.Sleep(time.Second)
+		pendingStill(t, next) // the function of Run has not returned
+		end()
+		must(t, <-next)
+		must(t, <-closed)
+		wantErr(t, <-ran, zsync.ErrClosed)
+	})
+}
+
+func TestWithMaxHoldEndsAFunctionThatHangsAfterAResignAlsoAfterAnEarlierLoss(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		ea, eb := zsync.NewElection(a, "/e", zsync.WithMaxHold(5*time.Second)), zsync.NewElection(b, "/e")
+		lateRelease(t, srv, a, ea)
+		runs := make(chan struct{})
+		defer close(runs)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		async(func() error {
+			return ea.Run(ctx, func(context.Context) error {
+				<-runs
+				return nil
+			})
+		})
+		synctest.Wait()
+		must(t, ea.Resign())
+		must(t, eb.Campaign(within(t, time.Minute)))
+	})
+}
+
+func TestRunCallsNoFunctionForALeadershipThatWasResignedBeforeIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ea *zsync.Election
+		resigned := make(chan struct{})
+		a := open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+			if e.Kind == zsync.EventAcquired && !session.IsClosed(resigned) { // Run is about to call its function
+				must(t, ea.Resign())
+				close(resigned)
+				time.Sleep(time.Second) // the next candidate leads
+			}
+		})))
+		b := open(t, srv)
+		ea = zsync.NewElection(a, "/e")
+		eb := zsync.NewElection(b, "/e")
+		ctx, cancel := context.WithCancel(t.Context())
+		next := async(func() error {
+			<-resigned
+			return eb.Campaign(ctx)
+		})
+		ran := async(func() error {
+			return ea.Run(ctx, func(context.Context) error {
+				t.Error("Run has called its function, and another candidate leads")
+				return nil
+			})
+		})
+		must(t, <-next)
+		time.Sleep(5 * time.Second)
+		cancel()
+		wantErr(t, <-ran, context.Canceled)
+	})
+}
+
+func TestResignTellsALossThatComesWhileTheFunctionOfRunReturns(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			e := zsync.NewElection(s, "/e")
+			boom := errors.New("boom")
+			leads := make(chan struct{})
+			ran := async(func() error {
+				return e.Run(t.Context(), func(ctx context.Context) error {
+					if session.IsClosed(leads) {
+						return boom
+					}
+					close(leads)
+					<-ctx.Done()
+					time.Sleep(200 * time.Millisecond)
+					return nil
+				})
+			})
+			<-leads
+			resigned := async(e.Resign)
+			time.Sleep(100 * time.Millisecond)
+			if lost {
+				srv.Expire(s.ID())
+				wantErr(t, <-resigned, zsync.ErrLost)
+			} else {
+				must(t, <-resigned)
+			}
+			wantErr(t, <-ran, boom)
+		})
+	}
 }

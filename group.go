@@ -78,7 +78,7 @@ type Membership[T any] struct {
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
 	ended   chan struct{}      // closed when run has returned
-	writing chan struct{}      // has a token during a write, so that writes are sent one after the other
+	writing chan struct{}      // has a token during a write, so that writes are sent one after the other; see turn
 
 	mu     sync.Mutex
 	data   []byte               // the data that the znode has or must get; guarded by mu
@@ -247,7 +247,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if !same { // Set was called before m.inc was set, and left the write to us
-			if err := m.write(m.leaving, inc); err != nil && !session.IsNoNode(err) {
+			if err := m.catchUp(inc); err != nil && !session.IsNoNode(err) {
 				m.mu.Lock()
 				m.inc = nil
 				m.mu.Unlock()
@@ -267,36 +267,48 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 	}
 }
 
-// The method `write` stores m.data in the znode.
-func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation) error {
+// The method `turn` waits until no other goroutine writes the znode. The caller then writes it with
+// the new context, and calls `done`.
+func (m *Membership[T]) turn(ctx context.Context) (_ context.Context, done func(), err error) {
 	// When m leaves, a write must not follow, because the next member with the same id may have
 	// its znode already.
 	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	defer context.AfterFunc(m.leaving, stop)()
+	stay := context.AfterFunc(m.leaving, stop)
+	rest := func() { stay(); stop() }
 	select {
 	case m.writing <- struct{}{}:
-		defer func() { <-m.writing }()
+		done = func() { <-m.writing; rest() }
 	case <-ctx.Done():
+		done = rest
 	}
 	if ctx.Err() != nil {
-		return session.CtxErr(ctx)
+		err = session.CtxErr(ctx)
 	}
-	for {
-		m.mu.Lock()
-		data := m.data
-		m.mu.Unlock()
-		if err := inc.SetOwn(ctx, m.path, data); err != nil { // NoNode if the znode now belongs to another session
-			return err
-		}
+	return ctx, done, err
+}
+
+// The method `catchUp` stores m.data in the znode.
+func (m *Membership[T]) catchUp(inc *session.Incarnation) error {
+	ctx, done, err := m.turn(m.leaving)
+	defer done()
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	data := m.data
+	m.mu.Unlock()
+	return m.write(ctx, inc, data)
+}
+
+// The method `write` stores data in the znode. The caller has called `turn`.
+func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation, data []byte) error {
+	err := inc.SetOwn(ctx, m.path, data) // NoNode if the znode now belongs to another session
+	if err == nil {
 		m.mu.Lock()
 		m.taken = data
-		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
-		if same {
-			return nil // if the data differ, another Set was called during the write, with newer data
-		}
 	}
+	return err
 }
 
 // Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
@@ -319,14 +331,20 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	case session.IsClosed(m.ended):
 		return m.failure()
 	}
-	m.mu.Lock()
-	m.data = data
-	inc := m.inc
-	m.mu.Unlock()
-	if inc == nil {
-		return nil // the method `enter` stores the data: in the request that creates the znode, or by a later write
+	writing, done, err := m.turn(ctx)
+	defer done()
+	if err == nil {
+		// Each Set stores its own data, in its turn. If a Set stored the data of another Set, it would
+		// return the refusal of those data.
+		m.mu.Lock()
+		m.data = data
+		inc := m.inc
+		m.mu.Unlock()
+		if inc == nil {
+			return nil // the method `enter` stores the data: in the request that creates the znode, or by a later write
+		}
+		err = m.write(writing, inc, data)
 	}
-	err = m.write(ctx, inc)
 	switch {
 	case err == nil, errors.Is(err, session.ErrEnded), session.IsNoNode(err):
 		return nil // the data are stored, or the next znode is created with them
@@ -335,9 +353,7 @@ func (m *Membership[T]) set(ctx context.Context, info T) error {
 	case session.OutcomeOf(err) == session.Answered:
 		// The servers refused the data, so the next znode must not have these data either.
 		m.mu.Lock()
-		if slices.Equal(m.data, data) {
-			m.data = m.taken
-		}
+		m.data = m.taken
 		m.mu.Unlock()
 	}
 	return err

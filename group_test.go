@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
@@ -504,4 +506,41 @@ func TestSetAndLeaveOfAMemberWhoseZnodeAnotherHasWritten(t *testing.T) {
 			t.Errorf("left: %q", left)
 		}
 	})
+}
+
+func TestASetIsNotRefusedBecauseTheServersRefuseALaterOne(t *testing.T) {
+	for _, gap := range []time.Duration{time.Millisecond, 150 * time.Millisecond} { // B comes while A waits for its turn, and while A is on its way
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, other := open(t, srv), open(t, srv)
+			m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "0")
+			must(t, err)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Op != zktest.OpSetData:
+					return zktest.Pass
+				case strings.Contains(string(r.Data), "B"):
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Delay(100 * time.Millisecond)
+			})
+			first := async(func() error { return m.Set(t.Context(), "1") })
+			time.Sleep(time.Millisecond)
+			a := async(func() error { return m.Set(t.Context(), "A") })
+			time.Sleep(gap)
+			b := async(func() error { return m.Set(t.Context(), "B") })
+			must(t, <-first)
+			must(t, <-a)
+			wantErr(t, <-b, zk.ErrNoAuth)
+			for range 2 { // also in the next session
+				members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+				must(t, err)
+				if got := rollCall(members); got != "id=A" {
+					t.Errorf("B was refused: %q, want A", got)
+				}
+				srv.Intercept(nil)
+				srv.Expire(s.ID())
+				time.Sleep(time.Minute)
+			}
+		})
+	}
 }

@@ -555,11 +555,15 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 	if h.mode == Shared && !d.grant.Pinned {
 		l.inherit(h, d.grant)
 	}
-	if l.owed {
+	if l.owed && !d.grant.Pinned {
 		// This may be the late release of a lost hold. In that case, the release now ends the present
 		// hold instead, so the present leader must see a loss. The field `owed` stays true, because the
 		// release of the present leader can now come late, too. A release that finds no hold does not
 		// clear `owed` either: many programs resign twice, to be sure.
+		//
+		// A grant of Run is not revoked. Resign ends the context of Run's function, so that function
+		// notices the release. The function may still run for a long time. During this time, the grant
+		// must last: it makes Close wait for the function, and it has the limits of the hold.
 		d.grant.Revoke()
 	}
 	if d.stays = h.used(); d.stays {
