@@ -171,7 +171,8 @@ func (m *queueModel) received(how string, v, attempt int, claim context.Context,
 	if e.attempt = max(attempt, e.attempt); claim == nil {
 		e.taken, e.byRecv = now, how == "recv"
 	} else {
-		e.claims, e.last = append(e.claims, claim), now
+		// If Recv had taken e, the session of that Recv has ended before the removal.
+		e.taken, e.claims, e.last = time.Time{}, append(e.claims, claim), now
 	}
 }
 
