@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,39 +140,6 @@ func endingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)
 	return ctx, end, rest
-}
-
-// The method `waiting` calls f, the wait of a Barrier, WaitGroup or Cond, and reports it to the
-// tracer. f gets the context that the tracer makes from ctx. If ctx has ended the wait, the error
-// says how long the wait was.
-func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context.Context) error) error {
-	traced, o := m.s.begin(ctx, Op{Kind: OpWait, Primitive: primitive, Name: "wait", Path: m.path})
-	err := m.whileOpen(traced, f)
-	if m.s != nil {
-		err = waited(ctx, m.s.m, o.began, err)
-	}
-	o.end(err)
-	return opError("wait", m.path, err)
-}
-
-// The method `whileOpen` calls f, a wait for other clients. The context of f also ends when the
-// Session begins to close. The session may live on for the functions of the program. One of these
-// functions may need the end of the wait. And an Enter must not count as a party any longer.
-func (m *made) whileOpen(ctx context.Context, f func(ctx context.Context) error) error {
-	if m.misuse() != nil {
-		return f(ctx)
-	}
-	open, end, rest := endingContext(ctx)
-	call := m.s.m.Function(nil)
-	leave := call.AfterClose(end)
-	err := f(open)
-	if open.Err() != nil && ctx.Err() == nil && errors.Is(err, open.Err()) {
-		err = m.s.m.Failure()
-	}
-	leave()
-	end(nil)
-	rest()
-	return err
 }
 
 // The method `nest` runs f inside d, which already has a hold in mode. The context of f ends with

@@ -101,6 +101,19 @@ func (o *operation) got(ctx context.Context, g *lock.Grant) context.Context {
 	return ctx
 }
 
+// The method `waiting` calls f, the wait of a Barrier, WaitGroup or Cond, and reports it to the
+// tracer. f gets the context that the tracer makes from ctx. If ctx has ended the wait, the error
+// says how long the wait was.
+func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context.Context) error) error {
+	traced, o := m.s.begin(ctx, Op{Kind: OpWait, Primitive: primitive, Name: "wait", Path: m.path})
+	err := f(traced)
+	if m.s != nil {
+		err = waited(ctx, m.s.m, o.began, err)
+	}
+	o.end(err)
+	return opError("wait", m.path, err)
+}
+
 // The method `queueing` reports the start of an operation with n elements of a queue to the
 // tracer. The caller calls `end` with the number of elements that it has sent, received or settled.
 func (m *made) queueing(ctx context.Context, name string, n int) (_ context.Context, end func(n int, err error)) {

@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"github.com/zsync/zsync/internal/double"
-	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/tally"
 )
@@ -169,11 +168,7 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 		return session.CtxErr(ctx)
 	}
 	_, o := wg.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "double barrier", Name: "enter", Path: wg.path})
-	var g *lock.Grant
-	err := wg.whileOpen(ctx, func(ctx context.Context) (err error) {
-		g, err = wg.double.Enter(ctx, n)
-		return err
-	})
+	g, err := wg.double.Enter(ctx, n)
 	if err != nil {
 		err = waited(ctx, wg.s.m, o.began, err)
 		o.end(err)
