@@ -122,7 +122,7 @@ func TestReceiveAfterANackInAnOutageReturnsTheSameElement(t *testing.T) {
 func TestAnOnlyConsumerKeepsTheOrderThoughItsSessionsEndSoonAfterOneAnother(t *testing.T) {
 	t.Parallel()
 	const n = 10000
-	for seed := range harness.Seeds(t, 4, 2, 200) {
+	for seed := range harness.Seeds(t, 4, 8, 200) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			dice := rand.New(rand.NewPCG(uint64(seed)+20, 3))
 			q := zsync.NewQueue[int](open(t, srv), "/q")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -212,10 +213,6 @@ func TestASessionWithoutRoomWritesAndClaims(t *testing.T) {
 
 // Each operation creates an ephemeral znode, which is deleted: in some cases in a transaction, in some by another client.
 func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
-	n := 4000
-	if harness.UnderRace { // more than the room of a session is enough
-		n = 1500
-	}
 	for name, operation := range map[string]func(t *testing.T, s, other *zsync.Session, i int) error{
 		"once": func(t *testing.T, s, other *zsync.Session, i int) error {
 			return zsync.NewOnce(s, fmt.Sprintf("%s/%d", long, i)).Do(t.Context(), func(context.Context) error { return nil })
@@ -293,10 +290,72 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := suite.Open(t, srv), suite.Open(t, srv)
 				suite.Create(t, other, long, "")
-				for i := range n {
+				for i := range 4000 {
 					harness.Must(t, operation(t, s, other, i))
 				}
 			})
 		})
 	}
+}
+
+// A transaction without a reply is found to be applied, or its caller leaves before that. In both
+// cases its ephemeral znodes count.
+func TestTheEphemeralZnodesOfATxnWithoutAReplyCount(t *testing.T) {
+	for name, flags := range map[string]int32{"named": zk.FlagEphemeral, "numbered": zk.FlagEphemeralSequential, "abandoned": zk.FlagEphemeral} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := suite.Open(t, srv)
+				suite.Create(t, s, long, "")
+				var lose atomic.Bool
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Op == zktest.OpMulti && lose.Swap(false) {
+						return zktest.DropReply
+					}
+					return zktest.Pass
+				})
+				refused := false
+				for i := 0; i < 6 && !refused; i++ {
+					var ops []any
+					for k := range 500 {
+						ops = append(ops, &zk.CreateRequest{Path: fmt.Sprintf("%s/%d-%d-", long, i, k), Flags: flags})
+					}
+					lose.Store(true)
+					ctx, cancel := context.WithCancel(t.Context())
+					if name == "abandoned" {
+						ctx, cancel = context.WithTimeout(ctx, time.Nanosecond)
+					}
+					_, err := s.Txn(ctx, ops...)
+					cancel()
+					refused = err != nil && name != "abandoned"
+					time.Sleep(time.Second)
+				}
+				wantSize(t, srv, s, 1<<19-1<<16)
+			})
+		})
+	}
+}
+
+// A create whose caller has left counts until its znode is deleted.
+func TestTheEphemeralZnodesOfAbandonedCreatesCount(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		lock := func(limit time.Duration) error { return zsync.NewMutex(s, long).Lock(harness.Within(t, limit)) }
+		harness.Must(t, lock(time.Minute))
+		srv.SetLatency(time.Second)
+		var all sync.WaitGroup
+		for i := range 3000 {
+			all.Go(func() { lock(time.Millisecond) })
+			if i%500 == 499 {
+				all.Wait()
+			}
+		}
+		for i := 0; i < 300 && !t.Failed(); i++ {
+			wantSize(t, srv, s, 0)
+			time.Sleep(10 * time.Millisecond)
+		}
+		srv.SetLatency(0)
+		time.Sleep(10 * time.Second)
+		wantSize(t, srv, s, 0)
+		harness.Must(t, zsync.NewMutex(s, long+"2").Lock(harness.Within(t, time.Minute))) // there is room again
+	})
 }
