@@ -122,6 +122,9 @@ func TestQueueProcess(t *testing.T) {
 	case c.Ordered:
 		for v := range q.Recv(ctx) {
 			say("r %d", v)
+			if rand.IntN(500) == 0 {
+				harness.Pause(t, rand.N(100*time.Millisecond)) // so that some elements are claimed and wait when a session ends
+			}
 		}
 	default:
 		for range 2 {
@@ -320,8 +323,11 @@ func (tr *trial) struck(n int) {
 func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
 	if srv != nil {
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpConnect || r.Op == zktest.OpPing || r.Op == zktest.OpCloseSession {
+			switch {
+			case r.Op == zktest.OpConnect || r.Op == zktest.OpPing:
 				return zktest.Pass
+			case r.Op == zktest.OpCloseSession && rand.IntN(2) == 0: // a session that a client has given up lives on
+				return zktest.DropRequest
 			}
 			switch rand.IntN(1000) {
 			case 0:
@@ -358,7 +364,7 @@ func (tr *trial) hurt(srv *zktest.Server, done <-chan struct{}) {
 			}
 		case 4:
 			srv.Stop()
-			harness.Pause(tr.t, rand.N(300*time.Millisecond))
+			harness.Pause(tr.t, rand.N(1200*time.Millisecond)) // more than the session timeout, too
 			srv.Restart()
 		default:
 			ids := srv.Sessions()
@@ -429,7 +435,9 @@ func queueTrial(t *testing.T, c cast, elements int, rest, limit time.Duration, o
 		}
 	}
 	if c.Ordered {
-		tr.judgeReceived()
+		for _, v := range tr.judgeReceived() {
+			t.Error(v)
+		}
 	}
 	if c.Keys > 0 {
 		tr.judgeKeys()
@@ -465,22 +473,30 @@ func (tr *trial) judgeKeys() {
 	tr.t.Logf("%d elements of %d keys were offered", len(tr.offered), len(last))
 }
 
-// lastMoment is how many elements the only consumer may have taken from the channel of Recv while
-// its session ended. The client removes them in transactions that the servers then refuse.
+// lastMoment is how many elements the session of the only consumer may have claimed when it ended. The
+// client removes elements that were taken from the channel of Recv in transactions that the servers
+// then refuse. So such an element may come once more.
 const lastMoment = 512
 
-// judgeReceived checks what the only consumer has received: each element once and each producer's
-// elements in order. An element of the last moment before the session ended may come once more.
-func (tr *trial) judgeReceived() {
+// judgeReceived checks what the only consumer has received: each element once, and each producer's
+// elements in order. It returns a text for each violation. An end of the session excuses two things.
+// An element that was received in the last moment before may come once more. And a session that the
+// client has given up may live a little longer on the servers. Until it ends there, the elements that it has
+// claimed are withheld, and the next session receives later ones first.
+func (tr *trial) judgeReceived() (violations []string) {
 	first := make(map[int]int)
-	last := make(map[int]int) // by producer
-	again := 0
+	last := make(map[int]int) // by producer: its last element
+	var before []map[int]int  // by end of the session: last at that time
+	again, late := 0, 0
 	for at, v := range tr.received {
-		if before, twice := first[v]; twice {
+		for len(before) < len(tr.ends) && tr.ends[len(before)] <= at {
+			before = append(before, maps.Clone(last))
+		}
+		if seen, twice := first[v]; twice {
 			again++
 			// The report of the end and the report of an element may pass each other.
-			if !slices.ContainsFunc(tr.ends, func(end int) bool { return before <= end && end-before <= lastMoment && end <= at+1 }) {
-				tr.t.Errorf("received %d twice, as elements %d and %d, and no end of the session explains it", v, before, at)
+			if !slices.ContainsFunc(tr.ends, func(end int) bool { return seen <= end && end-seen <= lastMoment && end <= at+1 }) {
+				violations = append(violations, fmt.Sprintf("received %d twice, as elements %d and %d, and no end of the session explains it", v, seen, at))
 			}
 			continue
 		}
@@ -490,13 +506,63 @@ func (tr *trial) judgeReceived() {
 		if !tr.sent[v] {
 			continue
 		}
-		if producer := v / perProducer; v < last[producer] {
-			tr.t.Errorf("received %d after %d of the same producer", v, last[producer])
-		} else {
+		producer := v / perProducer
+		newest, known := last[producer]
+		if !known || v > newest {
 			last[producer] = v
+			continue
+		}
+		// The session had claimed v when it ended: v is one of the next elements after those that were
+		// received until then, and newest came later.
+		late++
+		withheld := false
+		for i := range before {
+			head, known := before[i][producer]
+			if !known {
+				head = producer*perProducer - 1
+			}
+			withheld = withheld || tr.ends[i] <= first[newest]+1 && head < v && v-head <= lastMoment
+		}
+		if !withheld {
+			violations = append(violations, fmt.Sprintf("received %d after %d of the same producer", v, newest))
 		}
 	}
-	tr.t.Logf("the session of the only consumer ended %d times, and %d elements came again", len(tr.ends), again)
+	tr.t.Logf("the session of the only consumer ended %d times, %d elements came again, and %d came late", len(tr.ends), again, late)
+	return violations
+}
+
+func upTo(n int) (vs []int) {
+	for v := range n {
+		vs = append(vs, v)
+	}
+	return vs
+}
+
+func TestTheJudgeExcusesOnlyWhatAnEndOfTheSessionExplains(t *testing.T) {
+	for name, c := range map[string]struct {
+		received, ends []int
+		violations     int
+	}{
+		"in order":                           {received: []int{0, 1, 2, 3}},
+		"late":                               {received: []int{0, 2, 1}, violations: 1},
+		"late, for the next session":         {received: []int{0, 2, 3, 1}, ends: []int{1}},
+		"late, before the end":               {received: []int{0, 2, 3, 4, 1}, ends: []int{4}, violations: 1},
+		"late, and not of the first":         {received: []int{0, 1001, 1000}, ends: []int{1}, violations: 1},
+		"late, of a producer not heard yet":  {received: []int{0, perProducer + 1, perProducer}, ends: []int{1}},
+		"late by two ends":                   {received: []int{0, 2, 3, 1}, ends: []int{1, 2}},
+		"again":                              {received: []int{0, 1, 0, 2}, violations: 1},
+		"again, after the end":               {received: []int{0, 1, 0, 2}, ends: []int{2}},
+		"again, and long before the end":     {received: append(upTo(600), 0), ends: []int{600}, violations: 1},
+		"an element that was not sent, late": {received: []int{0, 2, -1}},
+	} {
+		tr := &trial{t: t, sent: make(map[int]bool), received: c.received, ends: c.ends}
+		for _, v := range c.received {
+			tr.sent[v] = v >= 0
+		}
+		if got := tr.judgeReceived(); len(got) != c.violations {
+			t.Errorf("%s: the judge says %q, want %d violations", name, got, c.violations)
+		}
+	}
 }
 
 // trialSize is how many elements a trial has where time is short.
