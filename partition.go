@@ -74,8 +74,8 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 func (p *Partition) Path() string { return p.path }
 
 // Run takes part in the Partition: it calls f in a goroutine for each shard of this process, until
-// ctx ends or an f fails. Return from f soon after its ctx ends: the shard's move waits for f. A
-// process never runs f twice at a time for one shard, even in two sessions. If f returns nil before
+// ctx ends or an f fails. Return from f soon after its ctx ends: the shard's move waits for f. One
+// Run never runs f twice at a time for one shard, even in two sessions. If f returns nil before
 // its ctx ends, Run calls it again after a pause ([WithRetry]). If f returns an error before its
 // shard moves or is lost, or f ends its goroutine, Run ends the other calls, leaves, and returns an
 // error when all have returned. Otherwise, it returns the error of ctx, or an error that a retry

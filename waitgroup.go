@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/zsync/zsync/internal/double"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/tally"
 )
@@ -168,7 +169,11 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 		return session.CtxErr(ctx)
 	}
 	_, o := wg.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "double barrier", Name: "enter", Path: wg.path})
-	g, err := wg.double.Enter(ctx, n)
+	var g *lock.Grant
+	err := wg.s.m.WhileOpen(ctx, func(ctx context.Context) (err error) {
+		g, err = wg.double.Enter(ctx, n)
+		return err
+	})
 	if err != nil {
 		err = waited(ctx, wg.s.m, o.began, err)
 		o.end(err)
@@ -185,7 +190,7 @@ func (wg *WaitGroup) Leave(ctx context.Context) error {
 	if wg.misuse() != nil {
 		return opError("leave", wg.path, wg.misuse())
 	}
-	return opError("leave", wg.path, wg.double.Leave(ctx))
+	return opError("leave", wg.path, wg.s.m.WhileOpen(ctx, wg.double.Leave))
 }
 
 // Lost is [Mutex.Lost] for the membership that Leave would end next.

@@ -290,12 +290,40 @@ func TestASessionForgetsTheEphemeralZnodesThatItHasDeleted(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := suite.Open(t, srv), suite.Open(t, srv)
 				suite.Create(t, other, long, "")
-				for i := range 4000 {
+				const room = 8 // the session has room for so many more znodes, at most
+				fillUpTo(t, s, room)
+				for i := range 20 * room {
 					harness.Must(t, operation(t, s, other, i))
 				}
 			})
 		})
 	}
+}
+
+// The function fillUpTo creates ephemeral znodes until the session has room for n more of the length of `long`.
+func fillUpTo(t *testing.T, s *zsync.Session, n int) {
+	t.Helper()
+	path := func(i int) string { return fmt.Sprintf("/%s%d", long[1:len(long)-4], i) }
+	made := 0
+	for some := 100; some > 0; {
+		var creates []any
+		for i := range some {
+			creates = append(creates, &zk.CreateRequest{Path: path(made + i), Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagEphemeral})
+		}
+		if _, err := s.Txn(t.Context(), creates...); err == nil {
+			made += some
+			continue
+		} else {
+			harness.WantErr(t, err, zsync.ErrTooLarge)
+		}
+		some /= 10
+	}
+	var deletes []any
+	for i := range n {
+		deletes = append(deletes, &zk.DeleteRequest{Path: path(made - 1 - i), Version: -1})
+	}
+	_, err := s.Txn(t.Context(), deletes...)
+	harness.Must(t, err)
 }
 
 // A transaction without a reply is found to be applied, or its caller leaves before that. In both

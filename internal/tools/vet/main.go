@@ -46,7 +46,7 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// The checks of go vet, but for that of cgo, which the project does not use.
+// The checks of go vet. The check of cgo is left out, because the project does not use cgo.
 var checks = []*analysis.Analyzer{
 	appends.Analyzer, asmdecl.Analyzer, assign.Analyzer, atomic.Analyzer, bools.Analyzer, buildtag.Analyzer,
 	composite.Analyzer, copylock.Analyzer, defers.Analyzer, directive.Analyzer, errorsas.Analyzer,
