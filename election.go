@@ -241,7 +241,7 @@ func endOfClosed(closed, err error) error {
 // The method `lead` runs f while e holds g, and then releases g. It returns f's error and the
 // error of the release. The argument outer is the context of Run.
 func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ctx context.Context) error) (err, ended error) {
-	ctx, end, rest := endingContext(leading)
+	ctx, end, rest := session.EndingContext(leading)
 	defer rest()
 	defer end(nil)
 	t := &term{grant: g, stop: end, left: make(chan struct{})}

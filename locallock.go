@@ -128,20 +128,6 @@ type doCall struct {
 	lost *session.Ending // ends when g is lost, and stays ended until d has another g; guarded by mu
 }
 
-// endingContext returns a context made from ctx, and two functions. The function `end` ends the new
-// context; its caller may hold a mutex. After the last call of `end`, the caller must call the
-// function `rest`, and must hold no mutex in that call.
-//
-// Reason: when a context ends, it calls Done and Value of its parent. The argument ctx is the
-// user's. So the parent of the new context is another context of this package, and only the
-// function `rest` calls methods of ctx. A context that is made from the new context calls no method
-// of ctx when it ends, or it ends in a goroutine of its own.
-func endingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
-	ours, rest := context.WithCancel(ctx)
-	ctx, end = context.WithCancelCause(ours)
-	return ctx, end, rest
-}
-
 // The method `nest` runs f inside d, which already has a hold in mode. The context of f ends with
 // that hold.
 func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, f func(ctx context.Context) error) error {

@@ -66,7 +66,7 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	if err != nil {
 		return nil, nil, err
 	}
-	held, end, rest := endingContext(ctx)
+	held, end, rest := session.EndingContext(ctx)
 	var watching sync.WaitGroup
 	var leave []func()
 	for _, l := range sorted {
@@ -162,7 +162,7 @@ func lockEach(ctx context.Context, ls []orderedLocker) (unlock func() error, err
 			session.AwaitGrace(done, ctx.Done())
 		}
 	}()
-	waiting, end, rest := endingContext(ctx)
+	waiting, end, rest := session.EndingContext(ctx)
 	defer rest()
 	defer end(nil)
 	for i := range ls {

@@ -345,7 +345,7 @@ func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(cont
 // call or channel shows the loss. The context also ends, with cause ErrClosed, when the Session
 // begins to close, and when stop is called.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
-	ctx, end, rest := endingContext(ctx)
+	ctx, end, rest := session.EndingContext(ctx)
 	d.mu.Lock()
 	lost := d.lost
 	d.mu.Unlock()

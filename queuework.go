@@ -78,7 +78,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	claim := d.Context()
 	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
 	defer function.End() // ends when the element is settled
-	call, cancel, rest := endingContext(function.In(context.WithoutCancel(ctx)))
+	call, cancel, rest := session.EndingContext(function.In(context.WithoutCancel(ctx)))
 	defer rest()
 	defer cancel(nil)
 	defer context.AfterFunc(claim, func() {

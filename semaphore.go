@@ -502,7 +502,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	inc := gate.Claim.Incarnation
 	// The context `settled` ends when this process's permits are lost, because other contenders wait
 	// behind us. It also ends when the gate is lost, because then we are no longer the first.
-	settled, end, rest := endingContext(ctx)
+	settled, end, rest := session.EndingContext(ctx)
 	defer rest()
 	callOff := func() { end(nil) }
 	defer callOff()

@@ -154,7 +154,7 @@ func (g *Grant) Follow(f func(why error)) {
 func (g *Grant) Err() error { return g.Claim.Err() }
 
 // Loss returns the Ending of g, which ends if the claim is lost during g or g is revoked. If a hook
-// on this Ending cancels a context, the context must be an endingContext of the root package.
+// on this Ending cancels a context, the context must be a session.EndingContext.
 func (g *Grant) Loss() *session.Ending { return &g.lost }
 
 // Name returns the name of the znode of g.

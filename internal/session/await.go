@@ -4,9 +4,7 @@ package session
 // what the end of the wait means.
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"reflect"
 	"runtime"
 	"time"
@@ -180,35 +178,6 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 	}
 	return nil
 }
-
-// WhileOpen calls f, a wait for other clients. The context of f is like ctx, but it also ends when
-// Close begins. Then the error is ErrClosed. The session may live on for the functions of the program.
-// A function may need the end of the wait. And other processes must not count this process as present.
-func (m *Manager) WhileOpen(ctx context.Context, f func(ctx context.Context) error) error {
-	ours, rest := context.WithCancel(ctx)
-	defer rest()
-	until, end := context.WithCancelCause(ours) // its end calls no method of ctx, because its parent is ours
-	defer end(nil)
-	stop := m.calls.leaving.AfterFunc(end)
-	defer stop()
-	err := f(&openContext{until, ctx})
-	// Close also ends the contexts of functions, with the same cause. So if ctx is such a context, the
-	// order in which Close ends `until` and ctx does not matter.
-	if until.Err() != nil && ctx.Err() == nil && errors.Is(err, until.Err()) {
-		err = m.Failure()
-	}
-	return err
-}
-
-// An openContext is the context of WhileOpen's function. A program's own type of context may report
-// its end in Err before Done. So Err asks that context first.
-type openContext struct {
-	context.Context
-	caller context.Context
-}
-
-// Err returns the error of the caller's context, if that has ended.
-func (c *openContext) Err() error { return cmp.Or(c.caller.Err(), c.Context.Err()) }
 
 // AwaitConnected is AwaitFor for an operation that needs the servers. So it also returns without a
 // connection, or after the end of the session.

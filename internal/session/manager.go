@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -198,6 +199,48 @@ func (m *Manager) Until(ctx context.Context, over <-chan struct{}) (until contex
 	})
 	return until, stop
 }
+
+// EndingContext returns a context made from ctx, and two functions. The function `end` ends the new
+// context; its caller may hold a mutex. After the last call of `end`, the caller must call the
+// function `rest`, and must hold no mutex in that call.
+//
+// Reason: when a context ends, it calls Done and Value of its parent. The argument ctx is the
+// user's. So the parent of the new context is another context of this package, and only the
+// function `rest` calls methods of ctx. A context that is made from the new context calls no method
+// of ctx when it ends, or it ends in a goroutine of its own.
+func EndingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
+	ours, rest := context.WithCancel(ctx)
+	ctx, end = context.WithCancelCause(ours)
+	return ctx, end, rest
+}
+
+// WhileOpen calls f, a wait for other clients. The context of f is like ctx, but it also ends when
+// Close begins. Then the error is ErrClosed. The session may live on for the functions of the program.
+// A function may need the end of the wait. And other processes must not count this process as present.
+func (m *Manager) WhileOpen(ctx context.Context, f func(ctx context.Context) error) error {
+	until, end, rest := EndingContext(ctx)
+	defer rest()
+	defer end(nil)
+	stop := m.calls.leaving.AfterFunc(end)
+	defer stop()
+	err := f(&openContext{until, ctx})
+	// Close also ends the contexts of functions, with the same cause. So if ctx is such a context, the
+	// order in which Close ends `until` and ctx does not matter.
+	if until.Err() != nil && ctx.Err() == nil && errors.Is(err, until.Err()) {
+		err = m.Failure()
+	}
+	return err
+}
+
+// An openContext is the context of WhileOpen's function. A program's own type of context may report
+// its end in Err before Done. So Err asks that context first.
+type openContext struct {
+	context.Context
+	caller context.Context
+}
+
+// Err returns the error of the caller's context, if that has ended.
+func (c *openContext) Err() error { return cmp.Or(c.caller.Err(), c.Context.Err()) }
 
 // finishingKey marks a context of work that continues while the Session is being closed.
 type finishingKey struct{}

@@ -310,12 +310,12 @@ func fillUpTo(t *testing.T, s *zsync.Session, n int) {
 		for i := range some {
 			creates = append(creates, &zk.CreateRequest{Path: path(made + i), Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagEphemeral})
 		}
-		if _, err := s.Txn(t.Context(), creates...); err == nil {
+		_, err := s.Txn(t.Context(), creates...)
+		if err == nil {
 			made += some
 			continue
-		} else {
-			harness.WantErr(t, err, zsync.ErrTooLarge)
 		}
+		harness.WantErr(t, err, zsync.ErrTooLarge)
 		some /= 10
 	}
 	var deletes []any
