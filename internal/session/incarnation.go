@@ -339,6 +339,9 @@ func (inc *Incarnation) confirm() bool {
 
 // The method `contact` is called when a request was answered at the time `now`, with the proof p.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
+	if p == lease.Quorum {
+		inc.trail.written = s.At
+	}
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	if inc.Lease.Answered(s, p, now) {

@@ -22,13 +22,16 @@ import "time"
 //     server at once, and the write is still in the queue. So the leader executes the write,
 //     although a read has found that it was not executed.
 //
-// Therefore the session does not return to A soon after it has moved to another server. It may
-// return after SyncLimit or the session timeout, whichever is longer. By then, A has forwarded the
-// write, or the leader has dropped A.
+// Therefore the session does not return to A soon after it has moved to another server. It waits
+// for SyncLimit or the session timeout, whichever is longer. By then, A has forwarded the write, or
+// the leader has dropped A. But the write may still be in the leader's queue. So the session returns
+// only after the reply to another write that the client has sent over another server since then. The
+// leader takes both from one queue, in order. Without such a reply, the session waits twice as long.
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
-	left map[string]exit // by server: the end of the connection that left writes without a reply
+	left    map[string]exit // by server: the end of the connection that left writes without a reply
+	written time.Time       // when the client sent the last answered write
 }
 
 // The type `exit` is the end of a connection with unanswered writes.
@@ -72,7 +75,8 @@ func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	if !ok || !x.moved {
 		return false, false
 	}
-	if time.Since(x.at) >= max(timeout, SyncLimit) {
+	limit := max(timeout, SyncLimit)
+	if behind := t.written.Sub(x.at) > limit; behind || time.Since(x.at) >= 2*limit {
 		delete(t.left, addr)
 		return false, false
 	}

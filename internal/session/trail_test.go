@@ -34,10 +34,13 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 		tr.caughtUp("c")
 		want("without a write there", "b", false)
 		want("after two other servers", "a", true)
-		time.Sleep(timeout - 1)
-		want("just before the timeout", "a", true)
+		time.Sleep(timeout)
+		tr.written = time.Now()
+		want("after a write that was sent at the timeout", "a", true)
 		time.Sleep(time.Nanosecond)
-		want("after the timeout", "a", false)
+		tr.written = time.Now()
+		want("after a later write", "a", false)
+		want("after a later write", "d", false)
 
 		tr.caughtUp("a")
 		tr.leave("a")
@@ -51,12 +54,17 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 			t.Error("not left out")
 		}
 		time.Sleep(time.Second)
+		tr.written = time.Now()
 		if barred, _ := tr.bars("b", time.Second); !barred {
 			t.Errorf("not left out for %v after a timeout of a second", SyncLimit)
 		}
-		time.Sleep(SyncLimit)
+		time.Sleep(2*SyncLimit - time.Second - 1)
+		if barred, _ := tr.bars("b", time.Second); !barred {
+			t.Errorf("without a write, not left out for twice %v", SyncLimit)
+		}
+		time.Sleep(time.Nanosecond)
 		if barred, _ := tr.bars("b", time.Second); barred {
-			t.Errorf("left out for more than %v", SyncLimit)
+			t.Errorf("left out for more than twice %v", SyncLimit)
 		}
 	})
 }
