@@ -54,13 +54,17 @@ func (s *Server) elapse(now time.Time) (next time.Time) {
 	if s.stopped {
 		return next
 	}
-	for _, id := range slices.Sorted(maps.Keys(s.sessions)) {
-		x := s.sessions[id]
+	var over []int64
+	for id, x := range s.sessions {
 		if x.deadline.After(now) {
 			sooner(x.deadline)
 		} else {
-			s.expire(x)
+			over = append(over, id)
 		}
+	}
+	slices.Sort(over)
+	for _, id := range over {
+		s.expire(s.sessions[id])
 	}
 	for _, e := range s.endpoints {
 		if at, ok := e.advance(s, now); ok {

@@ -40,16 +40,21 @@ type conn struct {
 	lastEvent int64                 // the number of the last event sent to the client, see nextEvent
 	closing   bool                  // no further request is carried out
 	now       string                // the current step of the reader, for Dump and for a Close that hangs
+	op        Op                    // of the request, while `now` is intercepting
+	path      string                // of the request, while `now` is intercepting
 	received  int64                 // packets
 	sent      int64                 // packets
 }
+
+// intercepting is the step of a reader that calls the function of [Server.Intercept].
+const intercepting = "intercept"
 
 // The method `start` serves nc, a connection from a client to e.
 func (s *Server) start(nc net.Conn, e *endpoint) {
 	c := &conn{
 		s: s, nc: nc, at: e, remote: nc.RemoteAddr().String(),
-		r:       bufio.NewReaderSize(nc, 16<<10),
-		out:     newOutput(),
+		r:       bufio.NewReader(nc),
+		out:     newOutput(nc),
 		opened:  time.Now(),
 		done:    make(chan struct{}),
 		watched: map[watchKey]struct{}{},
@@ -203,9 +208,10 @@ func (c *conn) readFrame() ([]byte, bool) {
 // The method `write` is the writer.
 func (c *conn) write() {
 	defer c.kill()
+	defer c.out.timer.Stop()
 	var spare []byte
 	for {
-		b, gate, wait, ok := c.out.take(spare)
+		b, gate, ok := c.out.take(spare)
 		if !ok {
 			return
 		}
@@ -224,13 +230,10 @@ func (c *conn) write() {
 			case <-c.done:
 				return
 			}
-		case wait > 0:
-			if !c.sleep(wait) {
-				return
-			}
 		default:
 			select {
 			case <-c.out.wake:
+			case <-c.out.timer.C:
 			case <-c.done:
 				return
 			}
@@ -265,7 +268,7 @@ func (c *conn) carryOut(r *Request) bool {
 	s.touch(c.session)
 	action := c.refuse(r)
 	if f := s.intercept; f != nil && action == Pass {
-		c.now = "intercept " + r.Op.String() + " " + r.Path
+		c.now, c.op, c.path = intercepting, r.Op, r.Path
 		s.mu.Unlock()
 		action = f(*r)
 		if action.delay > 0 && !c.sleep(action.delay) {

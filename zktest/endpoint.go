@@ -181,12 +181,8 @@ func (s *Server) Dial(network, address string, timeout time.Duration) (net.Conn,
 	if refused {
 		return nil, &net.OpError{Op: "dial", Net: network, Addr: textAddr(address), Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
-	server, err := net.ResolveTCPAddr("tcp", e.addr)
-	if err != nil {
-		return nil, &net.OpError{Op: "dial", Net: network, Addr: textAddr(address), Err: err}
-	}
-	client := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: madeUpPort()}
-	near, far := newPipe(client, server)
+	client := net.JoinHostPort("127.0.0.1", strconv.Itoa(madeUpPort()))
+	near, far := newPipe(textAddr(client), textAddr(e.addr))
 	s.start(far, e)
 	return near, nil
 }

@@ -37,9 +37,9 @@ type Ensemble struct {
 	members      []*member
 	ways         [][]*way // by the sending and the receiving member
 
-	wake chan struct{} // has room for one
-	quit chan struct{} // closed by Close
-	wg   sync.WaitGroup
+	timer *time.Timer   // fires at the time `armed`
+	quit  chan struct{} // closed by Close
+	wg    sync.WaitGroup
 
 	mu     sync.Mutex // guards all fields below, and is Server.mu of every member
 	agenda agenda
@@ -82,7 +82,7 @@ func WithElectionTime(d time.Duration) Option {
 // not allowed. The last member is the first leader.
 func NewEnsemble(n int, opts ...Option) *Ensemble {
 	rule(1 <= n && n <= 63, "NewEnsemble: %d members; want 1 to 63", n)
-	e := &Ensemble{wake: make(chan struct{}, 1), quit: make(chan struct{})}
+	e := &Ensemble{timer: time.NewTimer(time.Hour), quit: make(chan struct{})}
 	_, _ = rand.Read(e.secret[:])
 	for i := range n {
 		s := newServer(&e.mu, opts)

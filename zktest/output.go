@@ -1,6 +1,7 @@
 package zktest
 
 import (
+	"net"
 	"sync"
 	"time"
 )
@@ -22,17 +23,22 @@ const (
 )
 
 // The type `output` is the queue of bytes to a client. The readers of this and other connections
-// append replies and events, and never block. The writer of the connection takes the bytes.
+// append replies and events, and never block. The writer of the connection takes the bytes. If no
+// byte has to wait, and the client is in the same process, the bytes need no writer.
 type output struct {
+	near *pipeEnd // the connection, if it is in memory
+
 	mu      sync.Mutex // guards all fields below except the channels; a goroutine that holds mu locks nothing else
 	buf     []byte
 	marks   []mark            // the times at which the parts of buf may leave; nil: at once
 	gates   []<-chan struct{} // no byte leaves before all gates are closed
+	taken   bool              // the writer may still be sending the bytes that it has taken
 	closing bool              // the connection ends after the last byte of buf
 	mute    bool              // `append` discards all bytes
 
-	wake chan struct{} // wakes the writer after a change; has room for one
-	room chan struct{} // wakes the reader after the writer took bytes; has room for one
+	timer *time.Timer   // wakes the writer when the first mark is due
+	wake  chan struct{} // wakes the writer after a change; has room for one
+	room  chan struct{} // wakes the reader after the writer took bytes; has room for one
 }
 
 // The type `mark` is the time at which the bytes of buf before the offset `end` may leave.
@@ -41,8 +47,9 @@ type mark struct {
 	due time.Time
 }
 
-func newOutput() output {
-	return output{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+func newOutput(nc net.Conn) output {
+	near, _ := nc.(*pipeEnd)
+	return output{near: near, timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
 // The method `append` puts b into the queue. The bytes of b leave after the time `latency`, and
@@ -53,13 +60,22 @@ func (o *output) append(b []byte, latency time.Duration) int {
 		o.mu.Unlock()
 		return 0
 	}
+	if latency == 0 && len(o.buf) == 0 && len(o.gates) == 0 && !o.taken && o.near != nil && o.near.out.put(b) {
+		o.mu.Unlock()
+		return 0
+	}
 	o.buf = append(o.buf, b...)
 	if latency > 0 || len(o.marks) > 0 {
 		o.marks = append(o.marks, mark{len(o.buf), time.Now().Add(latency)})
 	}
+	switch len(o.marks) {
+	case 0:
+		poke(o.wake)
+	case 1:
+		o.timer.Reset(latency)
+	}
 	n := len(o.buf)
 	o.mu.Unlock()
-	poke(o.wake)
 	return n
 }
 
@@ -86,30 +102,34 @@ func (o *output) shut(gate <-chan struct{}) {
 }
 
 // The method `take` returns the bytes that may leave now. It uses `spare` as the next buffer. If no
-// byte may leave now, it returns the gate or the time to wait for. The result `ok` is false if no
-// byte will follow.
-func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.Duration, ok bool) {
+// byte may leave now, it returns the gate to wait for, or sets the timer. The result `ok` is false
+// if no byte will follow.
+func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.taken = false
 	for len(o.gates) > 0 {
 		select {
 		case <-o.gates[0]:
 			o.gates = o.gates[1:]
 		default:
-			return nil, o.gates[0], 0, true
+			return nil, o.gates[0], true
 		}
 	}
 	if len(o.buf) == 0 {
-		return nil, nil, 0, !o.closing
+		return nil, nil, !o.closing
 	}
 	if len(o.marks) == 0 {
 		b, o.buf = o.buf, spare[:0]
-		return b, nil, 0, true
+		o.taken = true
+		return b, nil, true
 	}
-	if wait = time.Until(o.marks[0].due); wait > 0 {
-		return nil, nil, wait, true
+	if wait := time.Until(o.marks[0].due); wait > 0 {
+		o.timer.Reset(wait)
+		return nil, nil, true
 	}
 	end := 0
+	o.taken = true
 	for len(o.marks) > 0 && time.Until(o.marks[0].due) <= 0 {
 		end = o.marks[0].end
 		o.marks = o.marks[1:]
@@ -119,7 +139,7 @@ func (o *output) take(spare []byte) (b []byte, gate <-chan struct{}, wait time.D
 	for i := range o.marks {
 		o.marks[i].end -= end
 	}
-	return b, nil, 0, true
+	return b, nil, true
 }
 
 // The method `size` returns the number of queued bytes.

@@ -137,20 +137,33 @@ func (s *stream) write(b []byte) (int, error) {
 			return written, nil
 		case room > 0:
 			n := min(room, len(b)-written)
-			if s.off > len(s.buf)/2 { // otherwise buf would grow without end
-				s.buf = s.buf[:copy(s.buf, s.buf[s.off:])]
-				s.off = 0
-			}
-			s.buf = append(s.buf, b[written:written+n]...)
+			s.append(b[written : written+n])
 			written += n
-			s.changed.Broadcast()
-			if written == len(b) {
-				return written, nil
-			}
 			continue
 		}
 		s.wait()
 	}
+}
+
+// The method `put` writes b as one piece if there is room for b. It never waits.
+func (s *stream) put(b []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writerClosed || s.readerClosed || expired(s.writeBy) || pipeLimit-(len(s.buf)-s.off) < len(b) {
+		return false
+	}
+	s.append(b)
+	return true
+}
+
+// The method `append` adds b to the unread bytes. The caller holds s.mu.
+func (s *stream) append(b []byte) {
+	if s.off > len(s.buf)/2 { // otherwise buf would grow without end
+		s.buf = s.buf[:copy(s.buf, s.buf[s.off:])]
+		s.off = 0
+	}
+	s.buf = append(s.buf, b...)
+	s.changed.Broadcast()
 }
 
 // The method `wait` waits for a change of s or for a deadline. The caller holds s.mu.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -279,6 +280,8 @@ func (s *Server) complain() {
 // The method `doing` describes the current step of the connection. Server.mu is held.
 func (c *conn) doing() string {
 	switch {
+	case c.now == intercepting:
+		return strings.TrimSpace(fmt.Sprintf("%s %v %s", c.now, c.op, c.path))
 	case c.now != "":
 		return c.now
 	case c.closing:

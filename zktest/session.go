@@ -95,7 +95,7 @@ func (c *conn) handshake(frame []byte) bool {
 	s.count(OpConnect)
 	action := Pass
 	if f := s.intercept; f != nil {
-		c.now = "intercept connect"
+		c.now, c.op, c.path = intercepting, OpConnect, ""
 		s.mu.Unlock()
 		action = f(r)
 		if action.delay > 0 && !c.sleep(action.delay) {

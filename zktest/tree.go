@@ -14,6 +14,7 @@ type node struct {
 	data     []byte // never changed in place
 	acl      []acl  // never changed in place
 	children map[string]struct{}
+	listed   []string // the result of `listing`, or nil after a change of `children`
 
 	czxid, mzxid, pzxid int64
 	ctime, mtime        int64 // milliseconds since 1970
@@ -82,6 +83,12 @@ func (n *node) addChild(name string) {
 		n.children = map[string]struct{}{}
 	}
 	n.children[name] = struct{}{}
+	n.listed = nil
+}
+
+func (n *node) removeChild(name string) {
+	delete(n.children, name)
+	n.listed = nil
 }
 
 // The method `clone` returns a copy of t that later changes of t do not affect.
@@ -209,7 +216,7 @@ func (t *tree) apply(x *txn, ch *change) {
 	case changeDelete:
 		parent, name := split(ch.path)
 		p := t.nodes[parent]
-		delete(p.children, name)
+		p.removeChild(name)
 		p.pzxid = x.zxid
 		t.remove(ch.path)
 	case changeData:
@@ -290,7 +297,7 @@ func (t *tree) revert(ch *change, u undo) {
 	case changeCreate:
 		parent, name := split(ch.path)
 		p := t.nodes[parent]
-		delete(p.children, name)
+		p.removeChild(name)
 		p.cversion, p.pzxid = u.version, u.pzxid
 		t.remove(ch.path)
 	case changeDelete:

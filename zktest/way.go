@@ -36,35 +36,35 @@ func (e *Ensemble) at(t time.Time, do func()) {
 	e.nth++
 	heap.Push(&e.agenda, &event{t, e.nth, do})
 	if e.armed.IsZero() || t.Before(e.armed) {
-		e.armed = t
-		poke(e.wake)
+		e.arm(t)
 	}
+}
+
+// The method `arm` makes `run` look at the agenda at the time t. Ensemble.mu is held.
+func (e *Ensemble) arm(t time.Time) {
+	e.armed = t
+	e.timer.Reset(time.Until(t))
 }
 
 // The method `run` runs the events of the agenda, each at its time. It is the only goroutine of an
 // ensemble besides the goroutines of the clients' connections.
 func (e *Ensemble) run() {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	defer e.timer.Stop()
 	for {
+		select {
+		case <-e.timer.C:
+		case <-e.quit:
+			return
+		}
 		e.mu.Lock()
 		for !e.closed && len(e.agenda) > 0 && !e.agenda[0].at.After(time.Now()) {
 			heap.Pop(&e.agenda).(*event).do()
 		}
-		var due <-chan time.Time
 		e.armed = time.Time{}
 		if len(e.agenda) > 0 {
-			e.armed = e.agenda[0].at
-			timer.Reset(time.Until(e.armed))
-			due = timer.C
+			e.arm(e.agenda[0].at)
 		}
 		e.mu.Unlock()
-		select {
-		case <-due:
-		case <-e.wake:
-		case <-e.quit:
-			return
-		}
 	}
 }
 

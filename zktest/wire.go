@@ -177,6 +177,9 @@ func appendChildren(b []byte, n *node) []byte {
 // The method `listing` returns the names of the children in the order of a hash, as ZooKeeper does.
 // The order looks random, so that clients do not rely on it, but equal trees have the same order.
 func (n *node) listing() []string {
+	if n.listed != nil {
+		return n.listed
+	}
 	type child struct {
 		hash uint64
 		name string
@@ -199,6 +202,7 @@ func (n *node) listing() []string {
 	for i, c := range children {
 		names[i] = c.name
 	}
+	n.listed = names
 	return names
 }
 
