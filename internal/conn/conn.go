@@ -42,6 +42,7 @@ type Shared struct {
 	Moved    func(now time.Time)                               // called after each stride of a long packet; see stride
 	Confirm  func() bool                                       // reports whether a write must come before all requests, to confirm the session
 	Served   func()                                            // called after the first reply to a request over a connection
+	CaughtUp func(addr string)                                 // called when a server that continues the session has answered the first sync
 	Deleted  func(path string, zxid int64)                     // called for each deletion; nil if there is no trace
 
 	Seen Seen
@@ -138,7 +139,6 @@ var (
 type Conn struct {
 	net.Conn        // the socket
 	Addr     string // of the server
-	CaughtUp bool   // the server has answered the sync of a continued session; this field belongs to the reading goroutine
 	s        *Shared
 	r        *bufio.Reader // reads from Conn; only the reading goroutine uses it
 	head     [replyHeader]byte
@@ -252,23 +252,38 @@ func (c *Conn) Open() {
 	}
 }
 
-// Over is called when the connection has ended. Every request without a reply fails. Over reports
-// whether a late execution of one of these requests would do harm.
-func (c *Conn) Over() (harms bool) { return c.fail(zk.ErrConnectionClosed) }
-
-// The method `fail` stops the sending of requests. Requests without a reply fail with `err`.
-func (c *Conn) fail(err error) (harms bool) {
-	c.mu.Lock()
-	lost, order := c.sent, c.order
-	c.phase, c.sent, c.order = over, nil, nil
-	c.mu.Unlock()
-	for _, xid := range order { // repeated requests keep their order
-		if info, open := lost[xid]; open && info.r != nil {
-			harms = harms || Harms(info.r)
-			info.r.Fail(err)
+// Over is called when the connection has ended. Requests without a reply fail. But if a late
+// execution of a request would do harm, Over leaves the request as it is, and returns it. The caller
+// must call [Fail] later.
+func (c *Conn) Over() (late []Request) {
+	for _, r := range c.end() {
+		if Harms(r) {
+			late = append(late, r)
+		} else {
+			r.Fail(zk.ErrConnectionClosed)
 		}
 	}
-	return harms
+	return late
+}
+
+// Fail makes the requests that Over has returned fail.
+func Fail(late []Request) {
+	for _, r := range late {
+		r.Fail(zk.ErrConnectionClosed)
+	}
+}
+
+// The method `end` stops the sending of requests, and returns the requests without a reply.
+func (c *Conn) end() (lost []Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, xid := range c.order { // repeated requests keep their order
+		if info, open := c.sent[xid]; open && info.r != nil {
+			lost = append(lost, info.r)
+		}
+	}
+	c.phase, c.sent, c.order = over, nil, nil
+	return lost
 }
 
 // Send sends requests, one directly after the other. If the connection does not accept requests,
@@ -552,7 +567,9 @@ func (c *Conn) nextPacket() error {
 	if xid != wire.XidEvent && code == wire.CodeWantsAuth {
 		// The server refuses this client and closes the connection. It executes neither the refused
 		// request nor any later one.
-		c.fail(ErrUnsent)
+		for _, r := range c.end() {
+			r.Fail(ErrUnsent)
+		}
 		return wire.Error(code)
 	}
 	switch xid {
@@ -731,7 +748,7 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 			// The error ends the connection before any later reply is used.
 			return fmt.Errorf("the server cannot catch up with its leader (code %d)", code)
 		}
-		c.CaughtUp = true
+		c.s.CaughtUp(c.Addr)
 	case wire.OpDelete:
 		proof := lease.ProofOf(info.op, code)
 		c.s.Answered(info.at, proof, now)

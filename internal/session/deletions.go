@@ -181,13 +181,17 @@ func (q *deletions) attempt(ds []*Deletion) {
 // The method `request` returns a request that deletes the znodes of d.
 func (d *Deletion) request() conn.Request {
 	if len(d.Paths) == 1 {
-		return &pending[struct{}]{call: deletion(d.Paths[0], -1), heir: d}
+		c := deletion(d.Paths[0], -1)
+		c.unique = true
+		return &pending[struct{}]{call: c, heir: d}
 	}
 	var ops []any
 	for _, path := range d.Paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
-	return &pending[[]zk.MultiResponse]{call: multiCall(ops), heir: d}
+	c := multiCall(ops)
+	c.unique = true
+	return &pending[[]zk.MultiResponse]{call: c, heir: d}
 }
 
 // The method `search` adds requests to b that look for the znodes of `lost`, by their parent. The

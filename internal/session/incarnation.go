@@ -98,7 +98,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Watches = conn.NewWatches(inc.removeWatch, m.Spawn)
 	inc.conns = conn.Shared{
 		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Requests: &m.requests,
-		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit,
+		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
 	}
 	if m.Trace != nil {
 		inc.conns.Deleted = m.Trace.Gone
@@ -119,8 +119,8 @@ func (inc *Incarnation) start() {
 // from the session's connections.
 //
 // If a request has no reply, the servers may have executed it, or may execute it later. Such a
-// request fails when its connection has ended. Its sender then finds the outcome over a later
-// connection: see `repeat` and Find. The servers could execute such a write after the sender has
+// request fails when its connection has ended, and a write when the next server has caught up. Its
+// sender then finds the outcome over a later connection: see `repeat` and Find. The servers could execute such a write after the sender has
 // looked for its effect. So `pick` leaves out the servers at which such a write may still be under
 // way (see `trail`), and each later connection begins with a sync. The client sets the watches
 // again before it sends that sync. So a missed event arrives before every reply that shows the
@@ -130,6 +130,7 @@ func (inc *Incarnation) start() {
 // or when a server's reply to a handshake does not continue it (see `accept`).
 func (inc *Incarnation) serve() {
 	m := inc.Manager
+	defer func() { conn.Fail(inc.trail.late) }()
 	for inc.Ctx.Err() == nil {
 		addr := inc.pick() // the next server, paced
 		if inc.Ctx.Err() != nil {
@@ -146,12 +147,7 @@ func (inc *Incarnation) serve() {
 			inc.conclude(c, err)
 			c.Close()
 			inc.disconnected(err)
-			if c.CaughtUp {
-				inc.trail.caughtUp(addr)
-			}
-			if c.Over() { // every request without a reply fails
-				inc.trail.leave(addr)
-			}
+			inc.trail.leave(addr, c.Over())
 		}
 		if !reached && inc.Ctx.Err() == nil { // otherwise, the error says nothing about the server
 			m.dialed(addr, err)
@@ -224,6 +220,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		ask.Password = inc.password
 		inc.Lease.Trying(now, inc.leastGrant(c.Addr))
 		inc.LeaseMu.Unlock()
+		inc.trail.ask(c.Addr)
 		inc.wake() // the session may now end before the watchdog would look
 	}
 	got, err := c.Connect(ask, now)
@@ -346,6 +343,49 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	defer inc.LeaseMu.Unlock()
 	if inc.Lease.Answered(s, p, now) {
 		inc.leaveBy = time.Time{} // the program's own writes confirm, too
+	}
+}
+
+// The method `caughtUp` is called when a server that continues the session has answered the first
+// sync. Writes over earlier connections that have no reply fail then, and their senders look for
+// their effects. If that is too early for a write, another goroutine lets the write fail later.
+func (inc *Incarnation) caughtUp(addr string) {
+	late, since := inc.trail.caughtUp(addr)
+	var wait []conn.Request
+	for _, r := range late {
+		// It does not matter when a deletion that is repeated is executed.
+		if d, ok := r.(interface{ unique() bool }); since.IsZero() || ok && d.unique() {
+			r.Fail(zk.ErrConnectionClosed)
+		} else {
+			wait = append(wait, r)
+		}
+	}
+	if len(wait) > 0 {
+		inc.Manager.Spawn(func() {
+			inc.writeAfter(time.Until(since.Add(avoidance(time.Duration(inc.Timeout.Load())))))
+			conn.Fail(wait)
+		})
+	}
+}
+
+// The method `writeAfter` waits for the time d. Then it sends a write that changes nothing, until a
+// write is answered, or the session ends. By that reply, the leader has taken all writes from its
+// queue that it had received by then.
+func (inc *Incarnation) writeAfter(d time.Duration) {
+	for ; ; d = time.Duration(inc.Timeout.Load() / 100) {
+		select {
+		case <-time.After(d):
+		case <-inc.Ctx.Done():
+			return
+		}
+		if inc.Connection(inc.Ctx) != nil {
+			return
+		}
+		p := newPending(flush(inc.conns.Nobody))
+		inc.newestConn().SendOrFail(p)
+		if <-p.Done; proved(p) { // without a reply, p fails when the connection has ended
+			return
+		}
 	}
 }
 

@@ -55,7 +55,7 @@ func FuzzLinkRead(f *testing.F) {
 			}
 			c.Bye()
 			c.Read()
-			c.Over() // a second answer closes a channel again
+			conn.Fail(c.Over()) // a second answer closes a channel again
 			text := said()
 			for _, w := range waits {
 				if IsClosed(w.Fired) {

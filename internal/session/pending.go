@@ -12,11 +12,12 @@ import (
 
 // The type `call` is the content of a request and the decoder of its reply.
 type call[T any] struct {
-	op   int32
-	path string                  // "" if the request is not about one znode
-	moot bool                    // the request changes nothing, no matter when the server executes it
-	body func(p []byte) []byte   // appends the part after the path; nil: there is none
-	take func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
+	op     int32
+	path   string                  // "" if the request is not about one znode
+	moot   bool                    // the request changes nothing, no matter when the server executes it
+	unique bool                    // the request only deletes znodes with unique names, and is repeated until they are deleted
+	body   func(p []byte) []byte   // appends the part after the path; nil: there is none
+	take   func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
 
 	refused func(code int32) // called with the code of a refusal; nil: no function is called
 
@@ -67,8 +68,9 @@ func newPending[T any](c call[T]) *pending[T] {
 	return &pending[T]{Done: make(chan struct{}), call: c}
 }
 
-func (p *pending[T]) Op() int32  { return p.call.op }
-func (p *pending[T]) Moot() bool { return p.call.moot }
+func (p *pending[T]) Op() int32    { return p.call.op }
+func (p *pending[T]) Moot() bool   { return p.call.moot }
+func (p *pending[T]) unique() bool { return p.call.unique }
 
 func (p *pending[T]) Encode(b []byte) []byte {
 	if p.call.path != "" {

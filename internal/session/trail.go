@@ -3,7 +3,11 @@ package session
 // This file decides which servers may continue a session that has left writes without a reply.
 // Incarnation.pick chooses among these servers.
 
-import "time"
+import (
+	"time"
+
+	"github.com/zsync/zsync/internal/conn"
+)
 
 // The type `trail` records the servers at which a session has left writes without a reply.
 //
@@ -28,15 +32,22 @@ import "time"
 // only after the reply to another write that the client has sent over another server since then. The
 // leader takes both from one queue, in order. Without such a reply, the session waits twice as long.
 //
+// There is a fourth case. The session tries to return to A directly, and A does not answer the
+// handshake, so the session moves to B. The handshake may reach the leader later, right after the
+// write. Then it does the same as a return to A. So for as long as the session avoids A, the writes
+// have no outcome: their senders wait, and nobody looks for the writes over B. See `caughtUp`.
+//
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
 	left    map[string]exit // by server: the end of the connection that left writes without a reply
 	written time.Time       // when the client sent the last answered write
+	late    []conn.Request  // the writes without a reply, which have not failed yet
 }
 
 // The type `exit` is the end of a connection with unanswered writes.
 type exit struct {
 	at    time.Time
+	asked bool // since then, the client has sent a handshake, and the server has not caught up
 	moved bool // since then, another server has caught up, so the client may have read over it
 	told  bool // the exclusion of the server was logged
 }
@@ -47,12 +58,25 @@ type exit struct {
 // operators usually choose it to fit the servers' ticks.
 const SyncLimit = 10 * time.Second
 
-// The method `leave` is called when the connection to a server has ended with unanswered writes.
-func (t *trail) leave(addr string) {
+// The method `leave` is called when the connection to a server has ended. The argument `late` is the
+// writes without a reply. They fail after the next call of caughtUp.
+func (t *trail) leave(addr string, late []conn.Request) {
+	if len(late) == 0 {
+		return
+	}
 	if t.left == nil {
 		t.left = map[string]exit{}
 	}
 	t.left[addr] = exit{at: time.Now()}
+	t.late = append(t.late, late...)
+}
+
+// The method `ask` is called before the client asks a server to continue the session.
+func (t *trail) ask(addr string) {
+	if x, ok := t.left[addr]; ok {
+		x.asked = true
+		t.left[addr] = x
+	}
 }
 
 // caughtUp is called when a server that continues the session has answered the sync with which the
@@ -60,12 +84,21 @@ func (t *trail) leave(addr string) {
 // session. Before that answer, the client has read nothing over the connection, so no read can have
 // missed a write. So if no server answers the sync, the session may return to any server that it
 // has left meanwhile.
-func (t *trail) caughtUp(addr string) {
+//
+// caughtUp returns the writes that have no reply. They may fail now. But if `since` is not zero, a
+// server that the session left at that time may still pass on one of the writes and then a
+// handshake.
+func (t *trail) caughtUp(addr string) (late []conn.Request, since time.Time) {
 	delete(t.left, addr)
 	for other, x := range t.left {
+		if x.asked && !x.moved && x.at.After(since) {
+			since = x.at
+		}
 		x.moved = true
 		t.left[other] = x
 	}
+	late, t.late = t.late, nil
+	return late, since
 }
 
 // The method `bars` reports whether a server must not continue the session now, and whether this is
@@ -75,7 +108,7 @@ func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	if !ok || !x.moved {
 		return false, false
 	}
-	limit := max(timeout, SyncLimit)
+	limit := avoidance(timeout)
 	if behind := t.written.Sub(x.at) > limit; behind || time.Since(x.at) >= 2*limit {
 		delete(t.left, addr)
 		return false, false
@@ -84,3 +117,6 @@ func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
 	t.left[addr] = x
 	return true, first
 }
+
+// avoidance is the time for which a session avoids a server at least.
+func avoidance(timeout time.Duration) time.Duration { return max(timeout, SyncLimit) }

@@ -12,15 +12,16 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 	harness.VirtualTime(t, func(t *testing.T) {
 		const timeout = 30 * time.Second
 		var tr trail
+		late := []conn.Request{newPending(deletion("/x", -1))}
 		want := func(what, addr string, want bool) {
 			t.Helper()
 			if got, _ := tr.bars(addr, timeout); got != want {
 				t.Errorf("%s: %s is left out: %v, want %v", what, addr, got, want)
 			}
 		}
-		tr.leave("a")
+		tr.leave("a", late)
 		want("straight back", "a", false)
-		tr.leave("d") // which has answered no sync
+		tr.leave("d", late) // which has answered no sync
 		want("after a server that has answered no sync", "a", false)
 		want("straight back", "d", false)
 		tr.caughtUp("b")
@@ -43,12 +44,12 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 		want("after a later write", "d", false)
 
 		tr.caughtUp("a")
-		tr.leave("a")
+		tr.leave("a", late)
 		tr.caughtUp("a")
 		tr.caughtUp("b")
 		want("after it has answered a sync behind the write", "a", false)
 
-		tr.leave("b")
+		tr.leave("b", late)
 		tr.caughtUp("a")
 		if barred, _ := tr.bars("b", time.Second); !barred {
 			t.Error("not left out")
@@ -65,6 +66,40 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 		time.Sleep(time.Nanosecond)
 		if barred, _ := tr.bars("b", time.Second); barred {
 			t.Errorf("left out for more than twice %v", SyncLimit)
+		}
+	})
+}
+
+// A handshake without an answer may still reach the leader, right after a write over the same server.
+func TestAWriteWaitsForAHandshakeThatMayCarryItOut(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		late := []conn.Request{newPending(deletion("/x", -1))}
+		for _, c := range []struct {
+			name  string
+			do    func(tr *trail)
+			addr  string
+			waits bool
+		}{
+			{"another server", func(*trail) {}, "b", false},
+			{"another server, after a handshake", func(tr *trail) { tr.ask("a") }, "b", true},
+			{"a return", func(tr *trail) { tr.ask("a") }, "a", false},
+			{"a handshake before the write", func(tr *trail) { tr.ask("a"); tr.leave("a", late) }, "b", false},
+			{"a handshake with another server", func(tr *trail) { tr.ask("c") }, "b", false},
+			{"a server without a sync in between", func(tr *trail) { tr.ask("b"); tr.leave("b", late); tr.ask("a") }, "c", true},
+			{"an earlier move", func(tr *trail) { tr.ask("a"); tr.caughtUp("c"); tr.leave("c", late) }, "b", false},
+		} {
+			var tr trail
+			tr.leave("a", late)
+			left := time.Now()
+			time.Sleep(time.Second)
+			c.do(&tr)
+			given, since := tr.caughtUp(c.addr)
+			if len(given) == 0 || len(tr.late) > 0 {
+				t.Errorf("%s: %d writes are given back, %d stay", c.name, len(given), len(tr.late))
+			}
+			if waits := since.Equal(left); waits != c.waits || !waits && !since.IsZero() {
+				t.Errorf("%s: waits since %v, left at %v", c.name, since, left)
+			}
 		}
 	})
 }

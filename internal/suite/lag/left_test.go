@@ -135,6 +135,51 @@ func TestAWriteIsNotCarriedOutAfterItWasFoundNotToBe(t *testing.T) {
 	})
 }
 
+// The session first tries to return to member 0, which does not answer the handshake. The leader gets
+// the write and the handshake when the session is at member 1.
+func TestAWriteIsNotCarriedOutLateWithAHandshakeThatHadNoAnswer(t *testing.T) {
+	testLateWrites(t, func(e *zktest.Ensemble, route *harness.Route, call, then func()) {
+		e.SetDelay(0, 2, 7*time.Second)
+		go call()
+		time.Sleep(50 * time.Millisecond)
+		e.SetDelay(0, 2, time.Millisecond) // for later messages, but they keep their order
+		route.Move(0)
+		time.Sleep(time.Second)
+		route.Move(1)
+		then()
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// A release is on its way in the same case. It does not matter when it is carried out, so it is
+// repeated at once over member 1.
+func TestALockIsFreeSoonThoughAHandshakeBehindItsReleaseHadNoAnswer(t *testing.T) {
+	harness.InMemory(t)
+	harness.VirtualTime(t, func(t *testing.T) {
+		ctx := t.Context()
+		e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second))
+		route := harness.NewRoute(e, 0)
+		a, err := zsync.Connect(ctx, e.Addr(), zsync.WithDialer(route.Dial))
+		harness.Must(t, err)
+		defer a.Close()
+		b, err := zsync.Connect(ctx, e.Addrs()[2], zsync.WithDialer(e.Dial))
+		harness.Must(t, err)
+		defer b.Close()
+		m := zsync.NewMutex(a, "/l")
+		harness.Must(t, m.Lock(ctx))
+		e.SetDelay(0, 2, 7*time.Second)
+		harness.Must(t, m.Unlock())
+		route.Move(0)
+		time.Sleep(time.Second)
+		route.Move(1)
+		began := time.Now()
+		harness.Must(t, zsync.NewMutex(b, "/l").Lock(ctx))
+		if d := time.Since(began); d > time.Second {
+			t.Errorf("the lock is free after %v", d)
+		}
+	})
+}
+
 // The write reaches the leader while the session avoids member 0. The leader looks at it later.
 func TestAWriteIsNotCarriedOutLateByALeaderWithABacklog(t *testing.T) {
 	for _, c := range []struct{ delay, backlog time.Duration }{
