@@ -348,33 +348,37 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 
 // The method `caughtUp` is called when a server that continues the session has answered the first
 // sync. Writes over earlier connections that have no reply fail then, and their senders look for
-// their effects. If that is too early for a write, another goroutine lets the write fail later.
+// their effects. If that is too early for a write, another goroutine lets the write fail later. Then
+// the session also ceases to avoid the servers that it has left.
 func (inc *Incarnation) caughtUp(addr string) {
-	late, since := inc.trail.caughtUp(addr)
-	var wait []conn.Request
+	late, since, wait := inc.trail.caughtUp(addr)
+	var later []conn.Request
 	for _, r := range late {
 		// It does not matter when a deletion that is repeated is executed.
-		if d, ok := r.(interface{ unique() bool }); since.IsZero() || ok && d.unique() {
+		if d, ok := r.(interface{ unique() bool }); !wait || ok && d.unique() {
 			r.Fail(zk.ErrConnectionClosed)
 		} else {
-			wait = append(wait, r)
+			later = append(later, r)
 		}
 	}
-	if len(wait) > 0 {
+	if !since.IsZero() {
 		inc.Manager.Spawn(func() {
-			inc.writeAfter(time.Until(since.Add(avoidance(time.Duration(inc.Timeout.Load())))))
-			conn.Fail(wait)
+			inc.writeAfter(since)
+			conn.Fail(later)
 		})
 	}
 }
 
-// The method `writeAfter` waits for the time d. Then it sends a write that changes nothing, until a
-// write is answered, or the session ends. By that reply, the leader has taken all writes from its
-// queue that it had received by then.
-func (inc *Incarnation) writeAfter(d time.Duration) {
-	for ; ; d = time.Duration(inc.Timeout.Load() / 100) {
+// The method `writeAfter` waits until the session has avoided a server, which it left at the time
+// `since`, for long enough. Then it sends a write that changes nothing, until a write is answered.
+// By that reply, the leader has taken all writes from its queue that it had received by then. If no
+// write is answered, writeAfter returns at the time at which `bars` also permits the server.
+func (inc *Incarnation) writeAfter(since time.Time) {
+	timeout := time.Duration(inc.Timeout.Load())
+	limit := avoidance(timeout)
+	for wait := limit - time.Since(since) + time.Millisecond; time.Since(since) < 2*limit; wait = timeout / 100 {
 		select {
-		case <-time.After(d):
+		case <-time.After(wait):
 		case <-inc.Ctx.Done():
 			return
 		}

@@ -30,7 +30,8 @@ import (
 // for SyncLimit or the session timeout, whichever is longer. By then, A has forwarded the write, or
 // the leader has dropped A. But the write may still be in the leader's queue. So the session returns
 // only after the reply to another write that the client has sent over another server since then. The
-// leader takes both from one queue, in order. Without such a reply, the session waits twice as long.
+// leader takes both from one queue, in order. So the client sends a write at that time: see
+// Incarnation.caughtUp. Without such a reply, the session waits twice as long.
 //
 // There is a fourth case. The session tries to return to A directly, and A does not answer the
 // handshake, so the session moves to B. The handshake may reach the leader later, right after the
@@ -85,20 +86,24 @@ func (t *trail) ask(addr string) {
 // missed a write. So if no server answers the sync, the session may return to any server that it
 // has left meanwhile.
 //
-// caughtUp returns the writes that have no reply. They may fail now. But if `since` is not zero, a
-// server that the session left at that time may still pass on one of the writes and then a
-// handshake.
-func (t *trail) caughtUp(addr string) (late []conn.Request, since time.Time) {
+// caughtUp returns the writes that have no reply, and the time `since` at which the session left the
+// last of the servers that it avoids from now on; zero if there is none. If `wait` is true, such a
+// server may still pass on one of the writes and then a handshake. Otherwise, the writes may fail
+// now.
+func (t *trail) caughtUp(addr string) (late []conn.Request, since time.Time, wait bool) {
 	delete(t.left, addr)
 	for other, x := range t.left {
-		if x.asked && !x.moved && x.at.After(since) {
-			since = x.at
+		if !x.moved {
+			if x.at.After(since) {
+				since = x.at
+			}
+			wait = wait || x.asked
 		}
 		x.moved = true
 		t.left[other] = x
 	}
 	late, t.late = t.late, nil
-	return late, since
+	return late, since, wait
 }
 
 // The method `bars` reports whether a server must not continue the session now, and whether this is

@@ -205,6 +205,36 @@ func TestAWriteIsNotCarriedOutLateByALeaderWithABacklog(t *testing.T) {
 	}
 }
 
+// A session without holds makes no writes. Long after it has left member 0, it can reach member 0
+// alone.
+func TestAnIdleSessionReturnsToAServerThatItHasLeftLongAgo(t *testing.T) {
+	harness.InMemory(t)
+	harness.VirtualTime(t, func(t *testing.T) {
+		const timeout = 10 * time.Second
+		ctx := t.Context()
+		e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(timeout, timeout))
+		route := harness.NewRoute(e, 0)
+		a, err := zsync.Connect(ctx, e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
+		harness.Must(t, err)
+		defer a.Close()
+		m, id := zsync.NewMap[string](a, "/m"), a.ID()
+		harness.Must(t, m.Store(ctx, "k", "old"))
+		e.Cut(0, 2)
+		done := make(chan error)
+		go func() { done <- m.Store(ctx, "k", "new") }()
+		time.Sleep(50 * time.Millisecond)
+		route.Move(1)
+		harness.Must(t, <-done)
+		e.Heal(0, 2)
+		time.Sleep(11 * time.Second)
+		route.Move(0)
+		time.Sleep(5 * time.Second)
+		if state := a.State(); state != zsync.StateConnected || a.ID() != id {
+			t.Errorf("the session is %v, and new: %v", state, a.ID() != id)
+		}
+	})
+}
+
 // testLateWrites calls `fault` for each case of lateWrites. The argument `call` makes the first call,
 // and `then` makes the second call when the first has returned. The leader is member 2.
 func testLateWrites(t *testing.T, fault func(e *zktest.Ensemble, route *harness.Route, call, then func())) {
