@@ -152,6 +152,7 @@ type Conn struct {
 	trip       time.Duration // the time from `asked` to the reply
 	lastZxid   int64         // the newest zxid that the session had seen before the handshake
 	began      atomic.Bool   // the handshake is over
+	ends       atomic.Bool   // the client has asked the server to end a session
 	closeOnce  sync.Once
 	closeError error
 	closed     chan struct{} // closed by Close
@@ -527,6 +528,7 @@ func (c *Conn) nudge() {
 
 // Bye asks the server to end the session.
 func (c *Conn) Bye() {
+	c.ends.Store(true)
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	c.out = append(c.out, wire.EndPacket(c.begin(nil, wire.OpCloseSession))...)
@@ -842,12 +844,20 @@ func (c *Conn) deadline(due time.Time) {
 // Close closes the socket. Any goroutine may call Close, any number of times. Close does not send a
 // TLS close_notify, for two reasons: the write would wait for a silent server, and nothing may be
 // sent after Close.
+//
+// For the second reason, the operating system discards the bytes that it has not sent yet. Otherwise
+// a server could receive a write long after the client has left that server, and the argument for
+// the trail of package session would be wrong. If the client has asked for the end of the session,
+// late writes do no harm.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		close(c.closed)
 		socket := c.Conn
 		if t, ok := socket.(*tls.Conn); ok {
 			socket = t.NetConn()
+		}
+		if l, ok := socket.(interface{ SetLinger(sec int) error }); ok && !c.ends.Load() {
+			l.SetLinger(0)
 		}
 		c.closeError = socket.Close()
 	})

@@ -270,3 +270,35 @@ func TestXidsBeginAgainWithoutZeroAndWithoutNegativeNumbers(t *testing.T) {
 		}
 	}
 }
+
+// The server reads nothing before the client has closed the connection. What the client's machine has
+// not sent by then is a request that has failed, so it must not arrive later. The end of a session
+// must arrive.
+func TestAMachineSendsNothingAfterACloseButTheEndOfASession(t *testing.T) {
+	for name, end := range map[string]bool{"requests": false, "the end of a session": true} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			harness.Must(t, err)
+			defer l.Close()
+			socket, err := net.Dial("tcp", l.Addr().String())
+			harness.Must(t, err)
+			server, err := l.Accept()
+			harness.Must(t, err)
+			defer server.Close()
+			c := New(&Shared{}, socket, "x:1", time.Minute, time.Now().Add(time.Minute))
+			socket.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+			sent, err := socket.Write(make([]byte, 64<<20)) // until no buffer has room
+			if err == nil {
+				t.Skip("the buffers of this machine have room for 64 MiB")
+			}
+			if end {
+				c.EndSession()
+			}
+			c.Close()
+			got, _ := io.Copy(io.Discard, server)
+			if all := got >= int64(sent); all != end {
+				t.Errorf("the server has received %d of %d bytes", got, sent)
+			}
+		})
+	}
+}

@@ -77,6 +77,7 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 
 // EndSession asks the server to end the session of this handshake. Call it instead of Begin.
 func (c *Conn) EndSession() {
+	c.ends.Store(true)
 	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
 }
 

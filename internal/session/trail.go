@@ -27,8 +27,9 @@ import (
 //     although a read has found that it was not executed.
 //
 // Therefore the session does not return to A soon after it has moved to another server. It waits
-// for SyncLimit or the session timeout, whichever is longer. By then, A has forwarded the write, or
-// the leader has dropped A. But the write may still be in the leader's queue. So the session returns
+// for SyncLimit or the session timeout, whichever is longer. A gets nothing after the client has
+// closed the connection (Conn.Close). So by then, A has forwarded the write, or the leader has
+// dropped A. But the write may still be in the leader's queue. So the session returns
 // only after the reply to another write that the client has sent over another server since then. The
 // leader takes both from one queue, in order. So the client sends a write at that time: see
 // Incarnation.caughtUp. Without such a reply, the session waits twice as long.
