@@ -120,11 +120,11 @@ func (inc *Incarnation) start() {
 //
 // If a request has no reply, the servers may have executed it, or may execute it later. Such a
 // request fails when its connection has ended, and a write when the next server has caught up. Its
-// sender then finds the outcome over a later connection: see `repeat` and Find. The servers could execute such a write after the sender has
-// looked for its effect. So `pick` leaves out the servers at which such a write may still be under
-// way (see `trail`), and each later connection begins with a sync. The client sets the watches
-// again before it sends that sync. So a missed event arrives before every reply that shows the
-// change.
+// sender then finds the outcome over a later connection: see `repeat` and Find. The servers could
+// execute such a write after the sender has looked for its effect. So `pick` leaves out the servers
+// at which such a write may still be under way (see `trail`), and each later connection begins with
+// a sync. The client sets the watches again before it sends that sync. So a missed event arrives
+// before every reply that shows the change.
 //
 // A broken connection does not end the session. The session ends when its time is over (see Alive),
 // or when a server's reply to a handshake does not continue it (see `accept`).

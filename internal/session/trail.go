@@ -29,9 +29,9 @@ import (
 // Therefore the session does not return to A soon after it has moved to another server. It waits
 // for SyncLimit or the session timeout, whichever is longer. A gets nothing after the client has
 // closed the connection (Conn.Close). So by then, A has forwarded the write, or the leader has
-// dropped A. But the write may still be in the leader's queue. So the session returns
-// only after the reply to another write that the client has sent over another server since then. The
-// leader takes both from one queue, in order. So the client sends a write at that time: see
+// dropped A. But the write may still be in the leader's queue. So the session returns only after
+// the reply to another write that the client has sent over another server since then. The leader
+// takes both from one queue, in order. So the client sends a write at that time: see
 // Incarnation.caughtUp. Without such a reply, the session waits twice as long.
 //
 // There is a fourth case. The session tries to return to A directly, and A does not answer the
