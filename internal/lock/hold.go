@@ -319,9 +319,11 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		switch {
 		case !has():
 			// h was unlocked during our write. Another goroutine may hold h now, with a token from
-			// a write before ours. Our token would be greater, so our caller must not get it.
+			// a write before ours. Our token would be greater, so our caller must not get it. After a
+			// loss, it was perhaps `withdraw` that unlocked h.
+			err := cmp.Or(h.lost.Cause(), ErrNotLocked)
 			h.mu.Unlock()
-			return 0, ErrNotLocked
+			return 0, err
 		case err != nil && !moved:
 			h.mu.Unlock()
 			return 0, h.Explain(err)

@@ -522,3 +522,21 @@ func TestNothingOfACallersContextIsCalledUnderTheLockOfASemaphore(t *testing.T) 
 	harness.Must(t, <-waits)
 	harness.Must(t, m.Release(2))
 }
+
+// WithMaxHold ends the hold while a Token waits for its reply, and the client deletes the znodes of the permits before the
+// reply comes. The permits are lost, not released.
+func TestTokenOfPermitsThatAreLostWhileItWaitsReturnsTheLoss(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewSemaphore(suite.Open(t, srv), "/s", 5, zsync.WithMaxHold(time.Second))
+		harness.Must(t, m.Acquire(t.Context(), 2))
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpSetData {
+				return zktest.Delay(4 * time.Second)
+			}
+			return zktest.Pass
+		})
+		_, err := m.Token(t.Context())
+		harness.WantErr(t, err, zsync.ErrLost)
+		harness.WantErr(t, m.Release(2), zsync.ErrLost)
+	})
+}
