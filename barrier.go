@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"strings"
 
 	"github.com/go-zookeeper/zk"
 
@@ -62,7 +63,8 @@ func (b *Barrier) Path() string { return b.path }
 func (b *Barrier) Close(ctx context.Context) error {
 	err := b.change(ctx, func(znode string) any {
 		m := b.s.m
-		return &zk.CreateRequest{Path: znode, Data: []byte(marks.Gate + m.Config.Owner), Acl: m.Config.ACL}
+		owner := strings.ReplaceAll(m.Config.Owner, "\n", " ") // one line: the last of several could mark a Dir
+		return &zk.CreateRequest{Path: znode, Data: []byte(marks.Gate + owner), Acl: m.Config.ACL}
 	})
 	if session.IsNodeExists(err) {
 		// The znode exists. Check that its ACL is narrow enough, and that it is the znode of a

@@ -88,13 +88,16 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 }
 
 // The method `stored` returns the path of key's znode, and the stored form of v. It returns an
-// error if that form does not fit into a transaction.
+// error if that form cannot be stored, or does not fit into a transaction.
 func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
 	if znode, err = m.znode(ctx, key); err != nil {
 		return "", nil, err
 	}
 	if data, err = codec.Encode(m.codec, v); err != nil {
 		return "", nil, fmt.Errorf("cannot encode a %T: %w", v, err)
+	}
+	if err = session.CheckValue(data); err != nil {
+		return "", nil, err
 	}
 	if m.s.m.SizeOf(znode, data)+2*m.s.m.SizeOf(m.receipts(), nil)+m.s.m.SizeOf(m.dir(), nil)+512 > session.MaxPacket {
 		return "", nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)

@@ -132,12 +132,15 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 	return x, err
 }
 
-// The method `encode` returns the stored form of x. It returns an error if that form does not fit
-// into a transaction.
+// The method `encode` returns the stored form of x. It returns an error if that form cannot be
+// stored, or does not fit into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
 	data, err := codec.Encode(v.codec, x)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
+	}
+	if err := session.CheckValue(data); err != nil {
+		return nil, err
 	}
 	if v.s.m.SizeOf(v.full(), data)+2*v.s.m.SizeOf(v.receipts(), nil)+256 > session.MaxPacket {
 		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)

@@ -29,6 +29,15 @@ const keptBy = "%kept"
 // ephemeral, or the marked Dir of a primitive.
 func Unstored(data []byte, stat *zk.Stat) bool { return stat.EphemeralOwner != 0 || marks.IsDir(data) }
 
+// CheckValue refuses data that cannot be stored as a value, because they mark the Dir of a
+// primitive: the znode would be Unstored.
+func CheckValue(data []byte) error {
+	if marks.IsDir(data) {
+		return Invalid("the stored form of the value ends with the line %q, which marks the parent znode of a lock, a group or a queue", marks.Dir)
+	}
+	return nil
+}
+
 // NeverStored is Unstored for a path below which zsync creates no other znode. NeverStored is also
 // true for a znode without data that has or had children: the znode belongs to another program, or
 // is a parent of that program's znodes.
