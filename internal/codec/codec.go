@@ -21,12 +21,16 @@ type Encoding interface {
 }
 
 // JSON encodes with encoding/json, but refuses strings that are not UTF-8. encoding/json would
-// change such strings silently.
+// change such strings silently, or store a text that JSON does not decode.
 type JSON struct{}
 
 func (JSON) Marshal(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
-	if err == nil && bytes.Contains(data, []byte(replacement)) {
+	switch {
+	case err != nil:
+	case !utf8.Valid(data): // encoding/json copies the text of a Marshaler, and changes all other strings
+		err = session.Invalid("the text of a json.Marshaler, such as a json.RawMessage, is no UTF-8, and JSON cannot hold it")
+	case bytes.Contains(data, []byte(replacement)):
 		err = checkUTF8("the value", reflect.ValueOf(v))
 	}
 	return data, err

@@ -2,6 +2,7 @@ package state
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,32 @@ func TestAStringThatIsNoUTF8IsRefusedByEachPrimitiveThatStoresJSON(t *testing.T)
 				if !strings.Contains(err.Error(), ".Name") {
 					t.Errorf("%v; want the name of the field", err)
 				}
+			})
+		})
+	}
+}
+
+// A json.RawMessage, as any json.Marshaler, may have bytes that JSON cannot hold.
+func TestAJSONTextThatIsNoUTF8IsRefusedBeforeItIsStored(t *testing.T) {
+	bad := json.RawMessage("\"a\xff\"")
+	for name, store := range map[string]func(ctx context.Context, s *zsync.Session) error{
+		"Value.Store": func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewValue[json.RawMessage](s, "/x").Store(ctx, bad)
+		},
+		"Map.Store, within another value": func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewMap[map[string]any](s, "/x").Store(ctx, "k", map[string]any{"raw": bad})
+		},
+		"Queue.Send": func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewQueue[json.RawMessage](s, "/x").Send(ctx, json.RawMessage("1"), bad)
+		},
+		"Group.Join": func(ctx context.Context, s *zsync.Session) error {
+			_, err := zsync.NewGroup[json.RawMessage](s, "/x").Join(ctx, "me", bad)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				harness.WantErr(t, store(t.Context(), suite.Open(t, srv)), zsync.ErrInvalid)
 			})
 		})
 	}
