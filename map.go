@@ -405,20 +405,24 @@ func clearBatch(dir string) int {
 	return max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(dir)+64)))
 }
 
-// deleteAll deletes keys in one transaction. If one of the keys does not exist, it deletes them
-// one by one.
+// deleteAll deletes keys in one transaction. If one of the keys does not exist, or is the parent of
+// other znodes, it deletes them one by one.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
 	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir()}, append(ops, m.counting()))
-	if !session.IsNoNode(err) {
+	parent := session.IsAnswer(err, zk.ErrNotEmpty)
+	if !session.IsNoNode(err) && !parent {
 		return err
 	}
 	if len(names) == 1 {
 		// A server that lags may not have the map's znode yet. In that case, nothing was deleted.
-		if _, n, err := m.readGuarded(ctx, session.ChildPath(m.dir(), names[0])); n.Stat == nil || err != nil {
+		switch _, n, e := m.readGuarded(ctx, session.ChildPath(m.dir(), names[0])); {
+		case n.Stat == nil || e != nil:
+			return e
+		case parent && n.Stat.NumChildren > 0: // a key, below which another program has created znodes
 			return err
 		}
 	}
