@@ -129,12 +129,15 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.ended:
 		return nil, m.failure()
 	case <-ctx.Done():
-		// That member may have joined at the same instant. Join returns an error, so the member must
-		// leave.
-		m.leave()
-		session.AwaitFor(m.ended, session.Grace)
-		return nil, session.CtxErr(ctx)
+		err = session.CtxErr(ctx)
+	case <-g.s.m.Closing: // the session may live on for the functions of the program
+		err = g.s.m.Failure()
 	}
+	// That member may have joined at the same instant. Join returns an error, so the member must
+	// leave.
+	m.leave()
+	session.AwaitFor(m.ended, session.Grace)
+	return nil, err
 }
 
 // The method `encode` returns the stored form of info. It returns an error if that form does not

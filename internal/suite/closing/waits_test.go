@@ -60,6 +60,13 @@ func TestCloseEndsEveryWaitThoughAFunctionStillRuns(t *testing.T) {
 			}
 			return zsync.NewCond(s, "/p", m).Wait(ctx)
 		},
+		"Group.Join": func(ctx context.Context, s, other *zsync.Session) error {
+			if _, err := zsync.NewGroup[string](other, "/p").Join(ctx, "me", "other"); err != nil {
+				return err
+			}
+			_, err := zsync.NewGroup[string](s, "/p").Join(ctx, "me", "this")
+			return err
+		},
 	}
 	for name, wait := range ways {
 		for _, within := range []bool{false, true} { // whether the wait has the context of the function, which Close ends, too
