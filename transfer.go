@@ -73,7 +73,7 @@ func (e *Election) transfer(ctx context.Context, to Contender) error {
 		e.keepWish(inc, wish, heir)
 		return nil
 	}
-	if err := e.awaitHeir(ctx, inc, heir); err != nil {
+	if err := e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) }); err != nil {
 		dropWish(inc, wish) // this call fails, so the heir must not be preferred
 		return err
 	}

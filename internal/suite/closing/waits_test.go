@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
@@ -59,6 +61,22 @@ func TestCloseEndsEveryWaitThoughAFunctionStillRuns(t *testing.T) {
 				return err
 			}
 			return zsync.NewCond(s, "/p", m).Wait(ctx)
+		},
+		"Election.Transfer": func(ctx context.Context, s, other *zsync.Session) error {
+			e := zsync.NewElection(s, "/p")
+			if err := e.Campaign(ctx); err != nil {
+				return err
+			}
+			// The candidate ahead of the heir is of another program, so it does not give way.
+			if _, err := other.Txn(ctx, &zk.CreateRequest{Path: "/p/_c_48e50edc-09ec-4785-b44e-13769185aea0-latch-", Flags: zk.FlagSequence}); err != nil {
+				return err
+			}
+			go zsync.NewElection(other, "/p").Campaign(context.WithoutCancel(ctx))
+			for {
+				if line, err := e.Contenders(ctx); err != nil || len(line) == 3 {
+					return errors.Join(err, e.Transfer(ctx, line[2]))
+				}
+			}
 		},
 		"Group.Join": func(ctx context.Context, s, other *zsync.Session) error {
 			if _, err := zsync.NewGroup[string](other, "/p").Join(ctx, "me", "other"); err != nil {
