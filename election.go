@@ -371,7 +371,7 @@ func (e *Election) leader(ctx context.Context) (Contender, error) {
 // Observe returns a channel. It receives the result of [Election.Leader] now and after each change.
 // While no candidate leads, it sends nothing.
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
-	return watching(ctx, &e.made, func(out chan<- Contender) error {
+	return watching(ctx, &e.made, func(ctx context.Context, out chan<- Contender) error {
 		told := "" // the name of the last contender sent
 		return e.s.m.During(ctx, func(inc *session.Incarnation) error { return e.follow(ctx, inc, out, &told) })
 	})

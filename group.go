@@ -442,8 +442,8 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 // change. No list is older than the last. A list shows one moment, unless members change faster
 // than the servers answer.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
-	return watching(ctx, &g.made, func(out chan<- []Member[T]) error {
-		return g.s.m.FollowDir(ctx, g.dir(), false, offering(ctx, g.s.m, out, func(nodes map[string]session.Node) []Member[T] {
+	return watching(ctx, &g.made, func(ctx context.Context, out chan<- []Member[T]) error {
+		return g.s.m.FollowDir(ctx, g.dir(), false, offering(ctx, out, func(nodes map[string]session.Node) []Member[T] {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
 				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)

@@ -573,8 +573,8 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 // than the last, and the receiver may change it. After an outage, Watch sends the contents, changed
 // or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
-	return watching(ctx, &m.made, func(out chan<- map[string]V) error {
-		return m.s.m.FollowDir(ctx, m.dir(), true, offering(ctx, m.s.m, out, m.contents))
+	return watching(ctx, &m.made, func(ctx context.Context, out chan<- map[string]V) error {
+		return m.s.m.FollowDir(ctx, m.dir(), true, offering(ctx, out, m.contents))
 	})
 }
 

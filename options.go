@@ -270,7 +270,7 @@ func checkNew(s *Session, path string, err error) error {
 
 // The function `watching` returns the channel of a method Watch or Observe of m. The function f
 // sends on the channel, until ctx ends or the Session is closed.
-func watching[T any](ctx context.Context, m *made, f func(out chan<- T) error) <-chan T {
+func watching[T any](ctx context.Context, m *made, f func(ctx context.Context, out chan<- T) error) <-chan T {
 	out := make(chan T)
 	if m.misuse() != nil {
 		close(out)
@@ -278,7 +278,8 @@ func watching[T any](ctx context.Context, m *made, f func(out chan<- T) error) <
 	}
 	m.s.m.Spawn(func() {
 		defer close(out)
-		if err := f(out); ctx.Err() == nil && m.s.m.Failure() == nil {
+		err := m.s.m.WhileOpen(ctx, func(ctx context.Context) error { return f(ctx, out) })
+		if ctx.Err() == nil && m.s.m.Failure() == nil {
 			m.s.m.Log.Error("zsync: cannot watch", "path", m.path, "err", err)
 		}
 	})
@@ -287,7 +288,7 @@ func watching[T any](ctx context.Context, m *made, f func(out chan<- T) error) <
 
 // The function `offering` returns a callback for FollowDir, which sends each snapshot on the
 // channel `out`, in the form that `of` returns.
-func offering[T any](ctx context.Context, m *session.Manager, out chan<- T, of func(map[string]session.Node) T) func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+func offering[T any](ctx context.Context, out chan<- T, of func(map[string]session.Node) T) func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 	return func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 		select {
 		case out <- of(nodes):
@@ -298,8 +299,6 @@ func offering[T any](ctx context.Context, m *session.Manager, out chan<- T, of f
 			return false, nil // or the reader gets this state after FollowDir has confirmed it
 		case <-ctx.Done():
 			return false, session.CtxErr(ctx)
-		case <-m.Closing:
-			return false, m.Failure()
 		}
 	}
 }

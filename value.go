@@ -324,7 +324,7 @@ func (v *Value[T]) yield(ctx context.Context, try int) error {
 // Watch returns a channel, and sends the value on it now and after each change. It never sends an
 // older value again. Without a value, it waits.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
-	return watching(ctx, &v.made, func(out chan<- T) error {
+	return watching(ctx, &v.made, func(ctx context.Context, out chan<- T) error {
 		var told Version // of the last value that was sent or could not be decoded
 		return v.s.m.During(ctx, func(inc *session.Incarnation) error { return v.follow(ctx, inc, out, &told) })
 	})

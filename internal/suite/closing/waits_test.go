@@ -85,6 +85,21 @@ func TestCloseEndsEveryWaitThoughAFunctionStillRuns(t *testing.T) {
 			_, err := zsync.NewGroup[string](s, "/p").Join(ctx, "me", "this")
 			return err
 		},
+		"Partition.Run": func(ctx context.Context, s, other *zsync.Session) error {
+			return zsync.NewPartition(s, "/p").Run(ctx, nil, func(context.Context, string) error { return nil })
+		},
+		"Election.Observe": func(ctx context.Context, s, other *zsync.Session) error {
+			return toItsEnd(zsync.NewElection(s, "/p").Observe(ctx))
+		},
+		"Group.Watch": func(ctx context.Context, s, other *zsync.Session) error {
+			return toItsEnd(zsync.NewGroup[string](s, "/p").Watch(ctx))
+		},
+		"Map.Watch": func(ctx context.Context, s, other *zsync.Session) error {
+			return toItsEnd(zsync.NewMap[string](s, "/p").Watch(ctx))
+		},
+		"Value.Watch": func(ctx context.Context, s, other *zsync.Session) error {
+			return toItsEnd(zsync.NewValue[string](s, "/p").Watch(ctx))
+		},
 	}
 	for name, wait := range ways {
 		for _, within := range []bool{false, true} { // whether the wait has the context of the function, which Close ends, too
@@ -115,6 +130,13 @@ func TestCloseEndsEveryWaitThoughAFunctionStillRuns(t *testing.T) {
 			})
 		}
 	}
+}
+
+// toItsEnd receives from c until it is closed, which is all that a channel can tell of Close.
+func toItsEnd[T any](c <-chan T) error {
+	for range c {
+	}
+	return zsync.ErrClosed
 }
 
 // A party whose Session is being closed does not let others in.
