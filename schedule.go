@@ -53,6 +53,7 @@ type Schedule struct {
 	missed  timetable.Policy
 	retries int
 	backoff session.RetryPolicy
+	refused error        // means that the servers refuse to record the result of a run of this Schedule
 	skew    atomic.Int64 // nanoseconds that are added to the clock of this process; 0 except in tests
 
 	mu    sync.Mutex
@@ -161,6 +162,7 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	return &Schedule{
 		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
 		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(*c.backoff),
+		refused: errors.New("the result of the function cannot be recorded"), // not a variable: the function may return this error of another Schedule
 	}
 }
 
@@ -169,13 +171,8 @@ func (c *Schedule) Path() string { return c.path }
 
 func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 
-var (
-	// errPassed means that the instant needs no run, or must not run now.
-	errPassed = errors.New("the instant needs no run now")
-
-	// errUnrecorded means that the servers refuse to record the result of a run.
-	errUnrecorded = errors.New("the result of the function cannot be recorded")
-)
+// errPassed means that the instant needs no run, or must not run now.
+var errPassed = errors.New("the instant needs no run now")
 
 // A scheduleRecord is the content of path/last.
 type scheduleRecord struct {
@@ -387,7 +384,7 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 	case err == nil:
 		c.learn(r)
 	case ctx.Err() == nil && !errors.Is(err, ErrLost):
-		err = fmt.Errorf("%w: %w", errUnrecorded, err)
+		err = fmt.Errorf("%w: %w", c.refused, err)
 	}
 	return err
 }
@@ -669,7 +666,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
 		case errors.Is(err, errPassed):
-		case !ran, errors.Is(err, errUnrecorded): // return, because the result of another call of f could not be recorded either
+		case !ran, errors.Is(err, c.refused): // return, because the result of another call of f could not be recorded either
 			return err
 		case interrupted, failed == nil:
 			losses++

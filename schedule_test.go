@@ -647,6 +647,30 @@ func TestAnOwnerOfSeveralLinesLeavesTheScheduleReadable(t *testing.T) {
 	})
 }
 
+// The function of one Schedule may use another, whose record the servers refuse.
+func TestAFunctionThatFailsWithARecordOfAnotherScheduleDoesNotEndRun(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		other := zsync.NewSchedule(s, "/other")
+		_, err := other.Do(t.Context(), time.Unix(1, 0), func(context.Context) error { return nil })
+		must(t, err)
+		harness.SetACL(t, srv, "/other/last", zk.WorldACL(zk.PermRead))
+		tries := 0
+		c := zsync.NewSchedule(s, "/jobs")
+		must(t, c.Run(t.Context(), timetable{time.Now().Add(time.Hour)}, func(ctx context.Context, at time.Time) error {
+			if tries++; tries == 1 {
+				_, err := other.Do(ctx, at, func(context.Context) error { return nil })
+				wantErr(t, err, zk.ErrNoAuth)
+				return err
+			}
+			return nil
+		}))
+		if tries != 2 {
+			t.Errorf("the function was called %d times, want 2", tries)
+		}
+	})
+}
+
 func TestAFunctionThatFailsWithErrClosedOfAnotherSessionDoesNotEndRun(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		other := open(t, srv)
