@@ -106,11 +106,16 @@ func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, erro
 }
 
 // LatestDue returns the last instant after `from` and up to `now`, or the zero time if
-// there is none. Many instants can lie between `from` and `now`. So the search begins one
-// second before `now`, and doubles the distance until it finds an instant.
+// there is none. Many instants can lie between `from` and `now`. So the search begins just
+// before `now`, and increases the distance until it finds an instant. Up to a second, the steps
+// are large, because few timetables have instants so close to each other.
 func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	start := from
-	for back := time.Second; back > 0 && now.Add(-back).After(from); back *= 2 {
+	step := time.Duration(1000)
+	for back := time.Nanosecond; back > 0 && now.Add(-back).After(from); back *= step {
+		if back >= time.Second {
+			step = 2
+		}
 		at, err := after(next, now.Add(-back))
 		if err != nil {
 			return at, err

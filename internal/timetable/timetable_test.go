@@ -99,6 +99,30 @@ func (s stuck) Next(t time.Time) time.Time {
 	return s.Every.Next(t)
 }
 
+// limited answers as often as calls says.
+type limited struct {
+	Table
+	calls int
+}
+
+func (l *limited) Next(t time.Time) time.Time {
+	if l.calls--; l.calls < 0 {
+		return time.Time{}
+	}
+	return l.Table.Next(t)
+}
+
+// A program cannot end the search, so the search must be short.
+func TestTheLatestInstantIsFoundSoonHoweverCloseTheInstantsAre(t *testing.T) {
+	now := time.Date(2024, 5, 6, 7, 8, 9, 10, time.UTC)
+	for every := time.Nanosecond; every < 1000*time.Hour; every *= 10 {
+		at, err := LatestDue(&limited{Every(every), 2000}, now.Add(-every-time.Second), now)
+		if want := now.Truncate(every); err != nil || !at.Equal(want) {
+			t.Errorf("Every(%v): %v, %v; want %v", every, at, err, want)
+		}
+	}
+}
+
 func TestOneStrangeAnswerOfATimetableDoesNotEndIt(t *testing.T) {
 	for policy := range Policy(3) {
 		if got, err := Due(stuck{Every(time.Hour)}, policy, hour(2), hour(2), hour(2)); !got.Equal(hour(3)) || err != nil {
