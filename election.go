@@ -127,7 +127,7 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 		return nil, nil, e.misuse()
 	case ctx.Err() != nil:
 		return nil, nil, session.CtxErr(ctx)
-	case e.doKey().in(ctx) != nil:
+	case inLine(ctx, e.s, e.path, e.local.Line.Bases[0]):
 		return nil, nil, ErrDeadlock
 	}
 	ctx, g, err := e.local.acquire(ctx, lock.Exclusive, run)

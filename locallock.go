@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,8 +110,8 @@ func (q *localLock) reacquire(ctx context.Context, mode lock.HoldMode, pin bool)
 	return g, err
 }
 
-// A doKey is the key under which a context has its doCall. Locks of one path that do not
-// exclude each other have different kinds.
+// A doKey is the key under which a context has its doCall. Primitives of one path with different
+// kinds do not nest; see `inLine`.
 type doKey struct {
 	s    *Session
 	path string
@@ -152,6 +153,18 @@ func (k doKey) in(ctx context.Context) *doCall {
 		return nil
 	}
 	return d
+}
+
+// The function `inLine` reports whether ctx comes from a function that runs while a contender with
+// this base is in the line of the path. Another exclusive contender with this base would wait for
+// that function. The two may belong to different primitives, such as an Election and a Mutex.
+func inLine(ctx context.Context, s *Session, path, base string) bool {
+	if s.m.FunctionOf(ctx) == nil {
+		return false
+	}
+	return slices.ContainsFunc([]string{base, "rw " + base, "leader " + base}, func(kind string) bool {
+		return doKey{s, path, kind}.in(ctx).holds()
+	})
 }
 
 // giveUp calls the function `release` through Manager.GiveUp. This function releases d's hold, and

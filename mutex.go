@@ -94,7 +94,7 @@ func (m *Mutex) check(ctx context.Context) error {
 		return m.misuse()
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
-	case m.holderOf(ctx).holds():
+	case inLine(ctx, m.s, m.path, m.local.Line.Bases[0]):
 		return ErrDeadlock
 	}
 	return nil

@@ -113,7 +113,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	if err := o.check(ctx); err != nil {
 		return nil, o.fail("do", err)
 	}
-	if o.doKey().in(ctx) != nil {
+	if o.doKey().in(ctx) != nil || inLine(ctx, o.s, o.path, o.line.Bases[0]) {
 		return nil, o.fail("do", ErrDeadlock)
 	}
 	if data, ok, err := o.settled(); ok {

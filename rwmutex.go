@@ -144,7 +144,7 @@ func (rw *RWMutex) check(ctx context.Context) error {
 		return rw.misuse()
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
-	case rw.within(ctx).holds():
+	case rw.within(ctx).holds(), inLine(ctx, rw.s, rw.path, rw.local.Line.Bases[0]):
 		return ErrDeadlock
 	}
 	return nil
