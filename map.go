@@ -96,7 +96,7 @@ func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, dat
 	if data, err = codec.Encode(m.codec, v); err != nil {
 		return "", nil, fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
-	if err = session.CheckValue(data); err != nil {
+	if err = (session.Stored{Path: znode, Leaf: true}).Check(data); err != nil {
 		return "", nil, err
 	}
 	if m.s.m.SizeOf(znode, data)+2*m.s.m.SizeOf(m.receipts(), nil)+m.s.m.SizeOf(m.dir(), nil)+512 > session.MaxPacket {
@@ -412,7 +412,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	for _, name := range names {
 		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
 	}
-	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir()}, append(ops, m.counting()))
+	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir(), Map: true}, append(ops, m.counting()))
 	parent := session.IsAnswer(err, zk.ErrNotEmpty)
 	if !session.IsNoNode(err) && !parent {
 		return err

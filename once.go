@@ -624,7 +624,7 @@ func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T
 		if data, err = k.encode(own); err != nil {
 			return nil, k.once.fail("encode", err)
 		}
-		if err = session.CheckValue(data); err != nil {
+		if err = (session.Stored{Path: k.once.mark.path, Leaf: true}).Check(data); err != nil {
 			return nil, k.once.fail("encode", err)
 		}
 		if k.once.s.m.SizeOf(k.once.mark.path, data) > session.MaxPacket {

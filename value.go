@@ -139,7 +139,7 @@ func (v *Value[T]) encode(x T) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
 	}
-	if err := session.CheckValue(data); err != nil {
+	if err := v.state().Check(data); err != nil {
 		return nil, err
 	}
 	if v.s.m.SizeOf(v.full(), data)+2*v.s.m.SizeOf(v.receipts(), nil)+256 > session.MaxPacket {

@@ -27,6 +27,9 @@ func IsDir(data []byte) bool {
 	return string(data) == Dir || bytes.HasSuffix(data, []byte("\n"+Dir))
 }
 
+// IsParent reports whether `data` is the data of a parent znode of a primitive, or of a Map's keys.
+func IsParent(data []byte) bool { return IsDir(data) || string(data) == Map }
+
 // Unmark returns `data`, the data of a parent znode, without the mark.
 func Unmark(data []byte) []byte {
 	if string(data) == Dir {

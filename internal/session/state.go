@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,23 +27,20 @@ var ErrMixed = errors.New("the path has another use")
 const keptBy = "%kept"
 
 // Unstored reports whether a znode contains no value that was stored at its path: it is
-// ephemeral, or the marked Dir of a primitive.
-func Unstored(data []byte, stat *zk.Stat) bool { return stat.EphemeralOwner != 0 || marks.IsDir(data) }
-
-// CheckValue refuses data that cannot be stored as a value, because they mark the Dir of a
-// primitive: the znode would be Unstored.
-func CheckValue(data []byte) error {
-	if marks.IsDir(data) {
-		return Invalid("the stored form of the value ends with the line %q, which marks the parent znode of a lock, a group or a queue", marks.Dir)
-	}
-	return nil
+// ephemeral, or the marked parent znode of a primitive.
+func Unstored(data []byte, stat *zk.Stat) bool {
+	return stat.EphemeralOwner != 0 || marks.IsParent(data)
 }
 
-// NeverStored is Unstored for a path below which zsync creates no other znode. NeverStored is also
-// true for a znode without data that has or had children: the znode belongs to another program, or
-// is a parent of that program's znodes.
+// NeverStored is Unstored for a path below which zsync creates no other znode. There, a value may
+// look like the mark of a Map, but a Map's znode has or had children. NeverStored is also true for a
+// znode without data that has or had children: the znode belongs to another program, or is a parent
+// of that program's znodes.
 func NeverStored(data []byte, stat *zk.Stat) bool {
-	return Unstored(data, stat) || untouched(stat) && stat.Cversion != 0
+	if stat.EphemeralOwner == 0 && (string(data) == marks.Map || untouched(stat)) {
+		return stat.Cversion != 0
+	}
+	return Unstored(data, stat)
 }
 
 // GetMade calls the function `read` for path. The error is ErrMixed if the znode is NeverStored.
@@ -80,7 +78,7 @@ func SwapOps(path string, data []byte, version int32) []any {
 // Mixed returns the error of a write to path, at which no value may be stored. path includes the
 // chroot.
 func (m *Manager) Mixed(path string) error {
-	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
+	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a map, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
 }
 
 // The function `untouched` reports whether a znode looks like a parent znode that another program
@@ -90,8 +88,27 @@ func untouched(stat *zk.Stat) bool { return stat.DataLength == 0 && stat.Version
 // A Stored is a path at which a primitive stores a persistent value.
 type Stored struct {
 	Path string
-	Dir  string // the parent of Path, if it must also be persistent
+	Dir  string // the parent of Path, if Path is a key of a Map: it must also be persistent
 	Leaf bool   // zsync creates no znode below Path, so a NeverStored znode is refused
+	Map  bool   // the znode is the parent of a Map's keys, and so has the mark of a Map
+}
+
+// Check refuses data that cannot be stored at `at`, because they mark the parent znode of a
+// primitive: no read would find the value.
+func (at Stored) Check(data []byte) error {
+	if marks.IsDir(data) || !at.Leaf && marks.IsParent(data) {
+		return Invalid("the stored form of the value ends with %q, which marks the parent znode of a primitive", data[bytes.LastIndexByte(data, '\n')+1:])
+	}
+	return nil
+}
+
+// The method `key` returns the key of `at` in Incarnation.lasting. A path that lasts for a Map is
+// no path for a value.
+func (at Stored) key() string {
+	if at.Map {
+		return at.Path + "/"
+	}
+	return at.Path
 }
 
 // Storable returns the czxid of the persistent znode of `at`, or 0 if there is none yet. The error
@@ -100,11 +117,11 @@ type Stored struct {
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string
-	for _, s := range []Stored{{Path: at.Dir}, at} {
+	for _, s := range []Stored{{Path: at.Dir, Map: true}, at} {
 		if s.Path == "" {
 			continue
 		}
-		if known, ok := inc.lasting.Load(s.Path); ok {
+		if known, ok := inc.lasting.Load(s.key()); ok {
 			if s.Path == at.Path {
 				czxid = known
 			}
@@ -135,7 +152,7 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 // Saw is called when the caller has read the znode of `at`, so that Storable need not read it.
 func (inc *Incarnation) Saw(at Stored, n Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
-		inc.lasting.Store(at.Path, n.Stat.Czxid)
+		inc.lasting.Store(at.key(), n.Stat.Czxid)
 	}
 }
 
@@ -145,14 +162,15 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:
 		return nil
-	case Unstored(n.Data, n.Stat), at.Leaf && NeverStored(n.Data, n.Stat):
+	case at.Map && string(n.Data) == marks.Map && n.Stat.EphemeralOwner == 0:
+	case !at.Leaf && Unstored(n.Data, n.Stat), at.Leaf && NeverStored(n.Data, n.Stat):
 		return inc.Manager.Mixed(at.Path)
 	case untouched(n.Stat) && !at.Leaf:
 		if err := inc.keep(ctx, at.Path); err != nil {
 			return err
 		}
 	}
-	inc.lasting.Store(at.Path, n.Stat.Czxid)
+	inc.lasting.Store(at.key(), n.Stat.Czxid)
 	return nil
 }
 
@@ -170,7 +188,7 @@ func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czx
 	if stat.Czxid == czxid {
 		return nil
 	}
-	inc.lasting.Delete(at.Path)
+	inc.lasting.Delete(at.key())
 	switch {
 	case !at.Leaf:
 		err = inc.keep(ctx, at.Path)

@@ -1,6 +1,8 @@
 package state
 
 import (
+	"context"
+	"errors"
 	"testing"
 
 	"github.com/zsync/zsync"
@@ -32,4 +34,64 @@ func TestKeysOfAMapAreDeletedBesideALockBelowItsPath(t *testing.T) {
 			harness.Must(t, l.Unlock())
 		}
 	})
+}
+
+// A Map below the path of another is no key of that other, and stays what it is.
+func TestAMapBelowAnotherIsNoKeyOfIt(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		outer, inner := zsync.NewMap[string](s, "/x"), zsync.NewMap[string](s, "/x/y")
+		harness.Must(t, outer.Store(t.Context(), "a", "outer"))
+		harness.Must(t, inner.Store(t.Context(), "a", "inner"))
+		if _, _, err := outer.Load(t.Context(), "y"); !errors.Is(err, zsync.ErrNoValue) {
+			t.Errorf("the path of the inner Map as a key: %v", err)
+		}
+		harness.WantErr(t, outer.Store(t.Context(), "y", "over the inner Map"), zsync.ErrMixed)
+		keys := ""
+		harness.Must(t, outer.Range(t.Context(), func(key, _ string) bool { keys += key; return true }))
+		if keys != "a" {
+			t.Errorf("the keys of the outer Map are %q", keys)
+		}
+		if all := <-outer.Watch(t.Context()); len(all) != 1 {
+			t.Errorf("the outer Map is %v", all)
+		}
+		harness.Must(t, outer.Clear(t.Context()))
+		if v, _, err := inner.Load(t.Context(), "a"); v != "inner" || err != nil {
+			t.Errorf("the inner Map has %q, %v", v, err)
+		}
+	})
+}
+
+func TestNothingIsStoredAtThePathOfAMap(t *testing.T) {
+	for name, store := range map[string]func(ctx context.Context, s *zsync.Session) error{
+		"Value.Store": func(ctx context.Context, s *zsync.Session) error {
+			return zsync.NewValue[string](s, "/x").Store(ctx, "v")
+		},
+		"Value.CompareAndSwap": func(ctx context.Context, s *zsync.Session) error {
+			_, err := zsync.NewValue[string](s, "/x").CompareAndSwap(ctx, zsync.Version{}, "v")
+			return err
+		},
+		"Value.Update": func(ctx context.Context, s *zsync.Session) error {
+			_, err := zsync.NewValue[string](s, "/x").Update(ctx, func(v string) (string, error) { return v + "v", nil })
+			return err
+		},
+		"Int64.Add": func(ctx context.Context, s *zsync.Session) error {
+			_, err := zsync.NewInt64(s, "/x").Add(ctx, 1)
+			return err
+		},
+		"Barrier.Close": func(ctx context.Context, s *zsync.Session) error { return zsync.NewBarrier(s, "/x").Close(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := suite.Open(t, srv)
+				m := zsync.NewMap[string](s, "/x")
+				harness.Must(t, m.Store(t.Context(), "a", "kept"))
+				harness.WantErr(t, store(t.Context(), s), zsync.ErrMixed)
+				harness.WantErr(t, store(t.Context(), suite.Open(t, srv)), zsync.ErrMixed)
+				if v, _, err := m.Load(t.Context(), "a"); v != "kept" || err != nil {
+					t.Errorf("the Map has %q, %v", v, err)
+				}
+			})
+		})
+	}
 }

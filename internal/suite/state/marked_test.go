@@ -65,11 +65,11 @@ var stringStores = map[string]stringStore{
 	}},
 }
 
-// The znode that is the parent of a lock has such data.
-var likeAParent = []string{"zsync directory", "several lines\nzsync directory"}
+// The znode that is the parent of a lock, or of the keys of a Map, has such data.
+var likeAParent = []string{"zsync directory", "several lines\nzsync directory", "zsync map"}
 
 // What is stored can be read by others, or it is refused.
-func TestNoStoredValueIsTakenForTheParentOfALock(t *testing.T) {
+func TestNoStoredValueIsTakenForTheParentOfAPrimitive(t *testing.T) {
 	for name, x := range stringStores {
 		for kind, codec := range map[string]zsync.CodecOption{"Raw": zsync.WithCodec(zsync.Raw), "Gob": zsync.WithCodec(zsync.Gob)} {
 			t.Run(name+" with "+kind, func(t *testing.T) {
