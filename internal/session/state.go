@@ -157,7 +157,8 @@ func (inc *Incarnation) Saw(at Stored, n Node) {
 }
 
 // The method `outlast` makes sure that the servers do not delete n, the znode of `at`. It records
-// the czxid of n. The error is ErrMixed for the Dir of a primitive and for an ephemeral znode.
+// the czxid of n. The error is ErrMixed for the parent znode of a primitive and for an ephemeral
+// znode, and for the znode of a Map if it contains a value.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:
@@ -165,6 +166,8 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	case at.Map && string(n.Data) == marks.Map && n.Stat.EphemeralOwner == 0:
 	case !at.Leaf && Unstored(n.Data, n.Stat), at.Leaf && NeverStored(n.Data, n.Stat):
 		return inc.Manager.Mixed(at.Path)
+	case at.Map && len(n.Data) > 0: // a deletion of a key would overwrite the value
+		return fmt.Errorf("%w: %s contains a value; choose another path for the map", ErrMixed, inc.Manager.Bare(at.Path))
 	case untouched(n.Stat) && !at.Leaf:
 		if err := inc.keep(ctx, at.Path); err != nil {
 			return err

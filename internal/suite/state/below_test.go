@@ -3,6 +3,7 @@ package state
 import (
 	"context"
 	"errors"
+	"path"
 	"testing"
 
 	"github.com/zsync/zsync"
@@ -93,5 +94,33 @@ func TestNothingIsStoredAtThePathOfAMap(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A Map writes its own znode when it deletes a key.
+func TestAMapLeavesWhatIsStoredAtItsPath(t *testing.T) {
+	for name, k := range states {
+		if path.Base(k.znode) != "y" || name == "Map" {
+			continue // the path is chosen by the primitive, or is a Map
+		}
+		for op, write := range map[string]func(ctx context.Context, m *zsync.Map[string]) error{
+			"Store":  func(ctx context.Context, m *zsync.Map[string]) error { return m.Store(ctx, "k", "v") },
+			"Swap":   func(ctx context.Context, m *zsync.Map[string]) error { _, _, err := m.Swap(ctx, "k", "v"); return err },
+			"Delete": func(ctx context.Context, m *zsync.Map[string]) error { return m.Delete(ctx, "k") },
+		} {
+			t.Run(name+", "+op, func(t *testing.T) {
+				harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+					s := suite.Open(t, srv)
+					harness.Must(t, k.store(t.Context(), s, k.znode))
+					m := zsync.NewMap[string](s, k.znode)
+					harness.WantErr(t, write(t.Context(), m), zsync.ErrMixed)
+					harness.WantErr(t, write(t.Context(), zsync.NewMap[string](suite.Open(t, srv), k.znode)), zsync.ErrMixed)
+					harness.WantErr(t, m.Delete(t.Context(), "k"), zsync.ErrMixed)
+					if there, err := k.there(t.Context(), s, k.znode); !there || err != nil {
+						t.Errorf("what was stored is there: %v, %v", there, err)
+					}
+				})
+			})
+		}
 	}
 }
