@@ -817,7 +817,7 @@ func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 			return nil, err
 		}
 		rs, err := a.Txn(ctx, ops)
-		if !errors.Is(err, ErrNotLocked) { // after ErrNotLocked, a Release came first, and the transaction was not applied
+		if err != ErrNotLocked { // after ErrNotLocked, a Release came first, and the transaction was not applied; another error may have it as its cause
 			return rs, err
 		}
 	}

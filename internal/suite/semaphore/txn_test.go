@@ -1,6 +1,7 @@
 package semaphore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -320,5 +321,22 @@ func TestTokenOfASemaphoreNeverShrinksWhileItsPermitsAreHeld(t *testing.T) {
 			t.Errorf("token %d after %d and %d", again, tok, joined)
 		}
 		harness.Must(t, m.Release(2))
+	})
+}
+
+// The context of a Partition's function ends with this cause, and so does that of an Election's.
+func TestTxnOfASemaphoreEndsWithAContextThatHasEndedAsItsHoldMoved(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		m := zsync.NewSemaphore(suite.Open(t, srv), "/s", 5)
+		harness.Must(t, m.Acquire(t.Context(), 2))
+		ended, cancel := context.WithCancelCause(t.Context())
+		cancel(zsync.ErrNotLocked)
+		asked := 0
+		_, err := m.Txn(harness.Asking(ended, func() {
+			if asked++; asked > 1000 {
+				t.Fatal("Txn does not end with its context")
+			}
+		}), made("/written"))
+		harness.WantErr(t, err, context.Canceled, zsync.ErrNotLocked)
 	})
 }
