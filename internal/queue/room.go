@@ -65,6 +65,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		defer func() { <-g.order }()
 		defer g.full.Store(false)
 	}
+	var expired int64
 	for waits := false; ; waits = true {
 		var fits bool
 		var wait time.Duration
@@ -79,7 +80,7 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 			return err
 		}
 		if p.id != "" {
-			if known, err := g.knows(ctx, p.id); err != nil || known {
+			if known, err := g.knows(ctx, p.id, &expired); err != nil || known {
 				return err // if the ID is known, the transaction of p fails with ErrKnown
 			}
 		}
@@ -163,12 +164,27 @@ func (q site) length(ctx context.Context, inc *session.Incarnation, sure func(n 
 	}
 }
 
-// The method `knows` reports whether the note of an ID exists.
-func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
+// The method `knows` reports whether the queue remembers an ID. If the note of the ID has expired, it
+// stores the zxid of the note in `expired`, so that the next call does not ask for the servers' time
+// again.
+func (g *gate) knows(ctx context.Context, id string, expired *int64) (known bool, err error) {
+	path := g.idPath(id)
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
-		stat, err := inc.Exists(ctx, g.idPath(id))
-		if known = stat != nil; session.IsAnswer(err, zk.ErrNoAuth) {
-			known, err = true, nil // servers look for a znode before its ACL
+		data, stat, err := inc.Get(ctx, path)
+		if session.IsAnswer(err, zk.ErrNoAuth) {
+			known = true // servers look for a znode before its ACL
+			return nil
+		}
+		if err == nil && stat.Mzxid != *expired {
+			var dir *zk.Stat
+			if dir, err = inc.Set(ctx, session.ParentPath(path), nil, -1); err == nil { // for the servers' time
+				if known = !parseNote(data).over(stat, dir); !known {
+					*expired = stat.Mzxid
+				}
+			}
+		}
+		if session.IsNoNode(err) {
+			return nil // a sweep may have deleted the note
 		}
 		return err
 	})

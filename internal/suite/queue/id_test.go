@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -90,6 +92,39 @@ func TestIDIsForgottenWhenItsTimeIsOverWhateverIsLost(t *testing.T) {
 			t.Errorf("received %v", got)
 		}
 		noneLeft(t, other)
+	})
+}
+
+func TestAForgottenIDNeedsRoom(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(2), zsync.WithIDMemory(time.Minute))
+		wantSentID(t, q, "a", 1, true)
+		time.Sleep(30 * time.Second)
+		wantSentID(t, q, "b", 2, true)
+		time.Sleep(30 * time.Second)
+		wantSentID(t, q, "b", 3, false)
+		if sent, err := q.SendID(within(t, time.Second), "a", 4); sent || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("SendID of a forgotten ID to a full queue = %v, %v", sent, err)
+		}
+		wantLen(t, q, 2)
+		// While one waits, another client sends the ID.
+		type result struct {
+			sent bool
+			err  error
+		}
+		waits := make(chan result, 1)
+		go func() {
+			sent, err := q.SendID(t.Context(), "a", 5)
+			waits <- result{sent, err}
+		}()
+		time.Sleep(10 * time.Second)
+		wantSentID(t, zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Minute)), "a", 6, true)
+		if got := <-waits; got != (result{false, nil}) {
+			t.Errorf("SendID of a known ID = %v", got)
+		}
+		if got := collect(t, q.Recv(t.Context()), 3); !slices.Equal(got, []int{1, 2, 6}) {
+			t.Errorf("received %v", got)
+		}
 	})
 }
 
