@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -212,8 +213,10 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 			return early
 		})
 	}
+	var kept []*lot // delayed lots that a search must look at together with the next buckets
 	for from := 0; from < len(all); from += atOnce {
-		lots, others, err := q.lots(ctx, inc, all[from:min(from+atOnce, len(all))], how.watch)
+		rest := all[min(from+atOnce, len(all)):]
+		lots, others, err := q.lots(ctx, inc, all[from:len(all)-len(rest)], how.watch)
 		if f.others = f.others || others; err != nil {
 			return err
 		}
@@ -226,25 +229,110 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				return err
 			}
 		}
+		lots, kept = append(kept, lots...), nil
 		for i := pick(lots, how.spread); i >= 0; i = pick(lots, 1) { // after a random choice without free elements, take the lots in order
-			t := lots[i]
-			if err := q.list(ctx, inc, t); err != nil {
+			some, limit := together(lots[i:], rest)
+			t, es, due, whole, err := q.soonest(ctx, inc, some, how.n, limit, may)
+			if err != nil {
 				return err
 			}
-			es, due := t.free(how.n, may)
-			f.due = earlier(f.due, due)
-			lots = slices.Delete(lots, i, i+1)
-			if len(es) > 0 {
+			if f.due = earlier(f.due, due); len(es) > 0 {
+				lots = slices.DeleteFunc(lots, func(o *lot) bool { return o == t })
 				f.lot, f.es = t, es
-				f.more = keys == nil && (pick(lots, 1) >= 0 || from+atOnce < len(all))
+				f.more = keys == nil && (pick(lots, 1) >= 0 || len(rest) > 0)
 				return nil
 			}
-			if es, _ := t.free(1, func(e element) bool { return q.Skips.Left(e.bucket, e.seq) }); len(es) > 0 && f.left == nil {
-				f.left = &finding{lot: t, es: es}
+			if !whole {
+				kept = lots[i:]
+				break
 			}
+			for _, t := range some {
+				if es, _ := t.free(1, func(e element) bool { return q.Skips.Left(e.bucket, e.seq) }); len(es) > 0 && f.left == nil {
+					f.left = &finding{lot: t, es: es}
+				}
+			}
+			lots = slices.Delete(lots, i, i+len(some))
 		}
 	}
 	return nil
+}
+
+// The function `together` returns the lots among which a search chooses by time: the first of `lots`
+// and, if that lot is delayed, the other delayed lots of its priority. If the first of the buckets
+// `rest` is such a lot too, `limit` is the beginning of its period.
+func together(lots []*lot, rest []bucket) (some []*lot, limit int64) {
+	first, n := lots[0], 1
+	same := func(b bucket) bool { return first.delayed && b.delayed && b.prio == first.prio }
+	for n < len(lots) && same(lots[n].bucket) {
+		n++
+	}
+	if n == len(lots) && len(rest) > 0 && same(rest[0]) {
+		return lots[:n:n], rest[0].number
+	}
+	return lots[:n:n], math.MaxInt64
+}
+
+// The method `soonest` lists the `lots`, and returns up to `n` free elements of one of them, like the
+// method `free` of that lot. No other of the lots has an element that comes before them. The periods
+// of delayed lots can overlap, because the period is longer if the delay is longer. So `soonest` looks
+// at the elements of several lots in the order of their times, and lists a lot only if its period has
+// begun by the time of the next element. It stops at the time `limit`: then `whole` is false.
+func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(element) bool) (t *lot, es []element, due time.Time, whole bool, err error) {
+	if first := lots[0]; !first.delayed {
+		if err = q.list(ctx, inc, first); err == nil {
+			es, due = first.free(n, may)
+		}
+		return first, es, due, true, err
+	}
+	type line struct {
+		of   *lot
+		left []element // not claimed
+	}
+	// An element that was due when it was sent counts as due at the beginning of the period.
+	at := func(l *line) int64 { return max(l.left[0].due, l.of.number) }
+	var lines []*line // with elements left
+	for now := time.Now().UnixMilli(); len(es) < n; {
+		var next *line
+		for _, l := range lines {
+			if next == nil || at(l) < at(next) {
+				next = l
+			}
+		}
+		if len(lots) > 0 && (next == nil || lots[0].number <= at(next)) {
+			if l := lots[0]; !l.exhausted() {
+				if err := q.list(ctx, inc, l); err != nil {
+					return nil, nil, due, true, err
+				}
+				taken := l.board.taken()
+				left := slices.DeleteFunc(slices.Clone(l.elements), func(e element) bool { return taken.has(e.seq) })
+				if len(left) > 0 {
+					lines = append(lines, &line{l, left})
+				}
+			}
+			lots = lots[1:]
+			continue
+		}
+		if next == nil {
+			break
+		}
+		e := next.left[0]
+		if at(next) >= limit {
+			return t, es, due, false, nil
+		}
+		if e.due > now {
+			return t, es, time.UnixMilli(e.due), true, nil
+		}
+		if may(e) {
+			if t != nil && t != next.of {
+				break
+			}
+			t, es = next.of, append(es, e)
+		}
+		if next.left = next.left[1:]; len(next.left) == 0 {
+			lines = slices.DeleteFunc(lines, func(l *line) bool { return l == next })
+		}
+	}
+	return t, es, due, true, nil
 }
 
 // After a listing of the marks, the finder assumes for the time aliveFor that the listed marks

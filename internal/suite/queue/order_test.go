@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -28,6 +29,44 @@ func isBucketWrite(r zktest.Request) bool {
 	return r.Op == zktest.OpMulti && slices.ContainsFunc(r.Ops, func(o zktest.Request) bool {
 		return o.Op == zktest.OpSetData && len(o.Path) > 5 && o.Path[:5] == "/q/b-"
 	})
+}
+
+// Several producers send elements with delays of different lengths, so the buckets of these elements
+// overlap in time. The elements become due before the consumer begins.
+func TestDelayedElementsComeInTheOrderOfTheirTimes(t *testing.T) {
+	t.Parallel()
+	for seed := range harness.Seeds(t, 8, 8, 200) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			dice := rand.New(rand.NewPCG(uint64(seed), 23))
+			var opts []zsync.QueueOption
+			keys := 1
+			if seed%2 == 1 {
+				keys += dice.IntN(5)
+				opts = append(opts, zsync.WithKey(func(v int) string { return strconv.Itoa(v % keys) }))
+			}
+			var qs []*zsync.Queue[int]
+			for range 3 {
+				qs = append(qs, zsync.NewQueue[int](open(t, srv), "/q", opts...))
+			}
+			start := time.Now()
+			due := time.Hour + time.Duration(dice.IntN(100))*time.Second
+			const n = 400
+			for i := range n {
+				// The later it is sent, the shorter is its delay.
+				time.Sleep(time.Until(start.Add(due * time.Duration(i) / n)))
+				at := due + time.Duration(dice.IntN(100_000))*time.Millisecond
+				must(t, qs[dice.IntN(len(qs))].SendAt(t.Context(), start.Add(at), int(at/time.Millisecond)))
+			}
+			time.Sleep(200 * time.Second)
+			byKey := make([][]int, keys)
+			for _, v := range collect(t, qs[0].Recv(t.Context()), n) {
+				byKey[v%keys] = append(byKey[v%keys], v)
+			}
+			for _, vs := range byKey {
+				wantRising(t, vs)
+			}
+		})
+	}
 }
 
 // What is returned changes its bucket, and makes the claim of the next fail.
