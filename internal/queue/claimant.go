@@ -393,11 +393,15 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			try++
 		case open:
 			zxid, err := c.fence()
-			if err != nil {
-				return nil, true, err
+			done := false
+			if err == nil {
+				done, err = applied(zxid)
 			}
-			if done, err := applied(zxid); done || err != nil {
-				return nil, err != nil, err
+			if err != nil {
+				return nil, true, c.unknown(err)
+			}
+			if done {
+				return nil, false, nil
 			}
 			open = false // no earlier attempt can cause the next refusal
 		case session.FailedOp(rs) == 0:
@@ -408,6 +412,21 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			return rs, false, err
 		}
 	}
+}
+
+// The method `unknown` is called with the error of an attempt to find out whether a transaction was
+// applied. If the servers have refused that attempt, the claimant gives up its claims, and `finish`
+// deletes its mark. Otherwise, nobody would settle or return the elements of the transaction while
+// the session lives.
+func (c *claimant) unknown(err error) error {
+	if session.OutcomeOf(err) != session.Answered {
+		return err
+	}
+	c.mu.Lock()
+	c.made = true // perhaps by the transaction
+	c.mu.Unlock()
+	c.lose(c.inc.GivenUp(err))
+	return session.ErrVanished
 }
 
 // isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
