@@ -3,6 +3,7 @@ package queue
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -211,6 +212,14 @@ func (o *outbox) post(group []*parcel) error {
 	}
 	x := &load{m: o.m, sends: []*shipment{{o: o, group: slices.Clone(group)}}}
 	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return txns.Across(ctx, o.m, o.senders, ops) })
+	if err != nil && len(group) > 1 && (session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrMixed)) {
+		// Nothing was applied. Perhaps only one of the calls is at fault.
+		for _, p := range group {
+			err := o.post([]*parcel{p})
+			p.err = cmp.Or(p.err, err)
+		}
+		return nil
+	}
 	return err
 }
 

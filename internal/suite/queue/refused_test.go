@@ -44,6 +44,51 @@ func TestSendReturnsThatTheServersRefuseWhatItNeeds(t *testing.T) {
 	}
 }
 
+// Calls of Send share a transaction. The servers refuse what one of them needs.
+func TestASendThatIsRefusedFailsAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		readOnly string
+		send     func(q *zsync.Queue[int], ctx context.Context) error
+	}{
+		"a delay": {"/q", func(q *zsync.Queue[int], ctx context.Context) error {
+			return q.SendAt(ctx, time.Now().Add(time.Hour), -1)
+		}},
+		"a priority": {"/q", func(q *zsync.Queue[int], ctx context.Context) error { return q.SendPriority(ctx, 0, -1) }},
+		"an ID": {"/q-ids", func(q *zsync.Queue[int], ctx context.Context) error {
+			_, err := q.SendID(ctx, "id", -1)
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				q := zsync.NewQueue[int](s, "/q", zsync.WithPriorities(3))
+				must(t, q.Send(t.Context(), 0))
+				s.Txn(t.Context(), &zk.CreateRequest{Path: c.readOnly, Acl: zk.WorldACL(zk.PermAll)})
+				setACL(t, srv, c.readOnly, zk.WorldACL(zk.PermAll&^zk.PermCreate))
+				srv.SetLatency(10 * time.Millisecond)
+				var results []<-chan error
+				for i := 1; i < 5; i++ {
+					if i == 3 {
+						refused := async(func() error { return c.send(q, t.Context()) })
+						defer func() { wantErr(t, <-refused, zk.ErrNoAuth) }()
+						time.Sleep(time.Millisecond)
+					}
+					results = append(results, async(func() error { return q.Send(t.Context(), i) }))
+					time.Sleep(time.Millisecond)
+				}
+				for _, r := range results {
+					must(t, <-r)
+				}
+				if got := collect(t, q.Recv(t.Context()), 5); !slices.Equal(got, counted(5)) {
+					t.Errorf("received %v", got)
+				}
+				noneLeft(t, q)
+			})
+		})
+	}
+}
+
 func TestConsumerReportsThatTheServersRefuseWhatItNeeds(t *testing.T) {
 	for name, refuse := range map[string]string{"the directory of journals": "/jobs", "the order of claims where elements have keys": "/jobs/q/keys"} {
 		t.Run(name, func(t *testing.T) {
