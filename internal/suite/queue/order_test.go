@@ -69,6 +69,34 @@ func TestDelayedElementsComeInTheOrderOfTheirTimes(t *testing.T) {
 	}
 }
 
+// A consumer holds elements of more than a hundred buckets, which are longer than a search reads at
+// once. They are between the beginning of the first bucket and the time of its element.
+func TestDelayedElementsComeInOrderAcrossManyBuckets(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		base := time.Unix(time.Now().Unix()/1024*1024+20_480, 0)
+		send := func(second int) { must(t, q.SendAt(t.Context(), base.Add(time.Duration(second)*time.Second), second)) }
+		send(400)
+		time.Sleep(time.Until(base) - 10*time.Second)
+		for i := range 250 {
+			send(i)
+			time.Sleep(time.Second)
+		}
+		held, err := q.ReceiveN(t.Context(), 1)
+		must(t, err)
+		for len(held) < 220 {
+			ds, err := q.ReceiveN(t.Context(), 220-len(held))
+			must(t, err)
+			held = append(held, ds...)
+		}
+		time.Sleep(time.Until(base) + 450*time.Second)
+		other := zsync.NewQueue[int](open(t, srv), "/q")
+		if got := collect(t, other.Recv(t.Context()), 31); !slices.Equal(got, append(counted(250)[220:], 400)) {
+			t.Errorf("received %v", got)
+		}
+	})
+}
+
 // What is returned changes its bucket, and makes the claim of the next fail.
 func TestAnOnlyConsumerThatReturnsElementsGetsTheOthersInOrder(t *testing.T) {
 	t.Parallel()
