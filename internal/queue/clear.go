@@ -16,7 +16,8 @@ import (
 // Clear removes elements from the end of the queue to its front. At the end, it removes the
 // elements that a consumer has returned with the fate Later. In this order, no removal makes
 // another element free: an element that waits because of its key waits for a claimed element, or
-// for an element that Clear removes later.
+// for an element that Clear removes later. There is one exception: if the buckets of two delayed
+// elements with one key overlap in time (see `soonest`), Clear can remove the earlier element first.
 //
 // Clear lists the queue once. It does not remove elements that are sent after that listing.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
