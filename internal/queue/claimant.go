@@ -51,9 +51,24 @@ type claimant struct {
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	mute  atomic.Bool       // the servers refuse to let the claimant ring the bell
-	blind atomic.Bool       // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
+	mute  refusal           // the servers refuse to let the claimant ring the bell
+	blind refusal           // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
 	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
+}
+
+// The type `refusal` records that the servers have refused an operation. The claimant leaves the
+// operation out for the time skipFor. Within that time, an operator may repair the cause.
+type refusal struct{ until atomic.Int64 } // in Unix nanoseconds
+
+func (r *refusal) lasts() bool { return time.Now().UnixNano() < r.until.Load() }
+
+// The method `begin` returns false if the refusal lasts already.
+func (r *refusal) begin() bool {
+	if r.lasts() {
+		return false
+	}
+	r.until.Store(time.Now().Add(skipFor).UnixNano())
+	return true
 }
 
 // The method `mark` returns the name of the newest claimant's mark, or "" if that claimant's claims
@@ -249,7 +264,7 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	mine.hand = mine.hand.union(spansOf(numbers(es[:hands])))
 	next.lines[c.mark] = mine
 	with := t.exclusion(c.q.dir)
-	if !c.blind.Load() {
+	if !c.blind.lasts() {
 		with = append(with, c.q.unpaused()...)
 	}
 	rs, err := c.write(t.name, t.version, next, with...)
@@ -257,7 +272,7 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 		switch {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 			err = nil
-		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !c.blind.Swap(true):
+		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && c.blind.begin():
 			err = nil
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
 			c.q.Skips.Unreadable(t.name, -1, t.name, err)
@@ -579,7 +594,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.mute.Store(true) // whatever the reason: without the bell, the board can still be written
+			c.mute.begin() // whatever the reason: without the bell, the board can still be written
 		case !outrun(err):
 			return nil, err
 		}
@@ -589,7 +604,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 
 // The method `bell` returns the operation that rings the bell, unless the servers have refused it.
 func (c *claimant) bell() []any {
-	if c.mute.Load() {
+	if c.mute.lasts() {
 		return nil
 	}
 	return []any{ring(c.q.dir)}
@@ -634,7 +649,7 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
-	if c.mute.Load() {
+	if c.mute.lasts() {
 		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // wakes the consumers of this session
 	}
 	if len(c.items) > 0 {

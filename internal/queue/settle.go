@@ -290,7 +290,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	}
 	if bell {
 		for _, op := range c.bell() {
-			add(op, func(*session.Incarnation, error) error { c.mute.Store(true); return nil })
+			add(op, func(*session.Incarnation, error) error { c.mute.begin(); return nil })
 		}
 	}
 	return steps, owners, nil

@@ -151,6 +151,43 @@ func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {
 	}
 }
 
+// A client could not ring the bell, and holds an element all the time. Then the servers permit the bell
+// again. Elements that the client frees later wake the idle consumers of other clients.
+func TestTheBellIsRungAgainWhenTheServersPermitIt(t *testing.T) {
+	for fate, name := range map[Fate]string{Return: "return", Later: "later"} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+				send(t, q, "x", "y", "z")
+				settle := func(it Item) {
+					harness.Must(t, it.Settle(t.Context(), Settlement{Fate: fate, Due: time.Now().Add(time.Second)}))
+				}
+				held, it := receive(t, q), receive(t, q)
+				harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermWrite))
+				settle(receive(t, q))
+				harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll))
+				time.Sleep(2 * time.Minute)
+				receive(t, other)
+				next := harness.Async(func() error {
+					return other.Receive(harness.Within(t, time.Hour), 1, func(Item) {})
+				})
+				time.Sleep(time.Minute)
+				harness.PendingStill(t, next)
+				settle(it)
+				time.Sleep(5 * time.Second)
+				select {
+				case err := <-next:
+					harness.Must(t, err)
+				default:
+					t.Error("the consumer still waits")
+				}
+				harness.Must(t, held.Settle(t.Context(), Settlement{Fate: Remove}))
+			})
+		})
+	}
+}
+
 // The queue's znode may not be written.
 func TestAnElementIsReturnedAlthoughNoBellCanBeRung(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {

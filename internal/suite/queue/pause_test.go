@@ -206,3 +206,22 @@ func TestConsumerThatMayNotCreateAtTheQueueClaims(t *testing.T) {
 		}
 	})
 }
+
+// When the consumer may create at the queue again, its claims check for a pause again.
+func TestPauseHoldsForAConsumerThatCouldNotCreateAtTheQueueBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		admin, q := zsync.NewQueue[int](suite.OpenAt(t, srv, 0), "/q"), zsync.NewQueue[int](suite.OpenAt(t, srv, 1), "/q")
+		must(t, admin.Send(t.Context(), 1, 2))
+		setACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermWrite|zk.PermAdmin))
+		d, err := q.Receive(within(t, time.Minute))
+		must(t, err)
+		setACL(t, srv, "/q", zk.WorldACL(zk.PermAll))
+		time.Sleep(2 * time.Minute)
+		srv.SetLag(srv.Addrs()[1], 20*time.Second)
+		must(t, admin.Pause(t.Context()))
+		if _, err := q.Receive(within(t, time.Second)); err == nil {
+			t.Error("an element was claimed after Pause")
+		}
+		must(t, d.Ack(t.Context()))
+	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
+}
