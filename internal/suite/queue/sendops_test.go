@@ -87,6 +87,7 @@ func TestTxnWithASendOpWorksWhileCloseWaitsForTheFunction(t *testing.T) {
 func TestTxnsThatEachSendOnceFillNoBucketBeyondItsSize(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
+		srv.SetLatency(time.Millisecond) // so that every goroutine gets its turn before the next reply
 		for i := range 2100 {
 			_, err := s.Txn(t.Context(), zsync.NewQueue[int](s, "/q").SendOp(i))
 			must(t, err)
