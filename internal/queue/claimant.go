@@ -51,19 +51,19 @@ type claimant struct {
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	mute  refusal           // the servers refuse to let the claimant ring the bell
-	blind refusal           // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
+	mute  cooldown           // the servers refuse to let the claimant ring the bell
+	blind cooldown           // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
 	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
 }
 
-// The type `refusal` records that the servers have refused an operation. The claimant leaves the
+// The type `cooldown` records that the servers have refused an operation. The claimant leaves the
 // operation out for the time skipFor. Within that time, an operator may repair the cause.
-type refusal struct{ until atomic.Int64 } // in Unix nanoseconds
+type cooldown struct{ until atomic.Int64 } // in Unix nanoseconds
 
-func (r *refusal) lasts() bool { return time.Now().UnixNano() < r.until.Load() }
+func (r *cooldown) lasts() bool { return time.Now().UnixNano() < r.until.Load() }
 
-// The method `begin` returns false if the refusal lasts already.
-func (r *refusal) begin() bool {
+// The method `begin` returns false if the cooldown lasts already.
+func (r *cooldown) begin() bool {
 	if r.lasts() {
 		return false
 	}
