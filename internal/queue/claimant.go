@@ -51,8 +51,8 @@ type claimant struct {
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	mute  cooldown           // the servers refuse to let the claimant ring the bell
-	blind cooldown           // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
+	mute  cooldown          // the servers refuse to let the claimant ring the bell
+	blind cooldown          // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
 	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
 }
 
