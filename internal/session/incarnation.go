@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -220,11 +222,13 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		ask.Password = inc.password
 		inc.Lease.Trying(now, inc.leastGrant(c.Addr))
 		inc.LeaseMu.Unlock()
-		inc.trail.ask(c.Addr)
 		inc.wake() // the session may now end before the watchdog would look
 	}
 	got, err := c.Connect(ask, now)
 	if err != nil {
+		if ask.ID != 0 && !hungUp(err) {
+			inc.trail.unanswered(c.Addr)
+		}
 		return err
 	}
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
@@ -265,6 +269,11 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	inc.LeaseMu.Unlock()
 	inc.ID.Store(got.ID)
 	return nil
+}
+
+// hungUp reports whether the server has closed the connection.
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // leastGrant returns the shortest timeout that a server may grant to a request for the session's

@@ -34,10 +34,12 @@ import (
 // takes both from one queue, in order. So the client sends a write at that time: see
 // Incarnation.caughtUp. Without such a reply, the session waits twice as long.
 //
-// There is a fourth case. The session tries to return to A directly, and A does not answer the
-// handshake, so the session moves to B. The handshake may reach the leader later, right after the
-// write. Then it does the same as a return to A. So for as long as the session avoids A, the writes
-// have no outcome: their senders wait, and nobody looks for the writes over B. See `caughtUp`.
+// There is a fourth case. The session tries to return to A directly, and A is silent, so the session
+// moves to B. The handshake may reach the leader later, right after the write. Then it does the same
+// as a return to A. So for as long as the session avoids A, the writes have no outcome: their senders
+// wait, and nobody looks for the writes over B. See `caughtUp`. If A closes the connection instead,
+// the client assumes that A has not passed on the handshake. Otherwise, each write would wait that
+// long after an election, during which all servers close their connections.
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
@@ -49,7 +51,7 @@ type trail struct {
 // The type `exit` is the end of a connection with unanswered writes.
 type exit struct {
 	at    time.Time
-	asked bool // since then, the client has sent a handshake, and the server has not caught up
+	asked bool // since then, the server has not answered a handshake
 	moved bool // since then, another server has caught up, so the client may have read over it
 	told  bool // the exclusion of the server was logged
 }
@@ -73,8 +75,8 @@ func (t *trail) leave(addr string, late []conn.Request) {
 	t.late = append(t.late, late...)
 }
 
-// The method `ask` is called before the client asks a server to continue the session.
-func (t *trail) ask(addr string) {
+// The method `unanswered` is called after a handshake that the server has not answered.
+func (t *trail) unanswered(addr string) {
 	if x, ok := t.left[addr]; ok {
 		x.asked = true
 		t.left[addr] = x

@@ -81,13 +81,13 @@ func TestAWriteWaitsForAHandshakeThatMayCarryItOut(t *testing.T) {
 			waits bool
 		}{
 			{"another server", func(*trail) {}, "b", false},
-			{"another server, after a handshake", func(tr *trail) { tr.ask("a") }, "b", true},
-			{"a return", func(tr *trail) { tr.ask("a") }, "a", false},
-			{"a handshake before the write", func(tr *trail) { tr.ask("a"); tr.leave("a", late) }, "b", false},
-			{"a handshake with another server", func(tr *trail) { tr.ask("c") }, "b", false},
-			{"a server without a sync in between", func(tr *trail) { tr.ask("b"); tr.leave("b", late); tr.ask("a") }, "c", true},
-			{"an earlier move", func(tr *trail) { tr.ask("a"); tr.caughtUp("c"); tr.leave("c", late) }, "b", false},
-			{"a server that has caught up", func(tr *trail) { tr.ask("a"); tr.caughtUp("c"); tr.leave("c", late); tr.ask("c") }, "b", true},
+			{"another server, after a handshake", func(tr *trail) { tr.unanswered("a") }, "b", true},
+			{"a return", func(tr *trail) { tr.unanswered("a") }, "a", false},
+			{"a handshake before the write", func(tr *trail) { tr.unanswered("a"); tr.leave("a", late) }, "b", false},
+			{"a handshake with another server", func(tr *trail) { tr.unanswered("c") }, "b", false},
+			{"a server without a sync in between", func(tr *trail) { tr.unanswered("b"); tr.leave("b", late); tr.unanswered("a") }, "c", true},
+			{"an earlier move", func(tr *trail) { tr.unanswered("a"); tr.caughtUp("c"); tr.leave("c", late) }, "b", false},
+			{"a server that has caught up", func(tr *trail) { tr.unanswered("a"); tr.caughtUp("c"); tr.leave("c", late); tr.unanswered("c") }, "b", true},
 		} {
 			var tr trail
 			tr.leave("a", late)

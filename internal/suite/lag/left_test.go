@@ -279,3 +279,31 @@ func testLateWrites(t *testing.T, fault func(e *zktest.Ensemble, route *harness.
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// During an election, every server closes its connections, and the handshakes of new ones. Then another server is the first
+// that continues the session. A write that had no reply does not wait longer than the election.
+func TestAWriteDuringAnElectionHasItsResultSoonAfterIt(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		const timeout, election = 30 * time.Second, 5 * time.Second
+		ctx := t.Context()
+		e := zktest.StartEnsemble(t, 3, zktest.WithTick(2*time.Second), zktest.WithSessionTimeouts(timeout, timeout))
+		route := harness.NewRoute(e, 0)
+		s, err := zsync.Connect(ctx, e.Addr(), zsync.WithDialer(route.Dial), zsync.WithSessionTimeout(timeout))
+		harness.Must(t, err)
+		defer s.Close()
+		m := zsync.NewMap[string](s, "/m")
+		harness.Must(t, m.Store(ctx, "k", "old"))
+		e.Server(0).Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti || r.Op == zktest.OpConnect {
+				return zktest.DropRequest
+			}
+			return zktest.Pass
+		})
+		began := time.Now()
+		time.AfterFunc(election, func() { route.Move(1) })
+		harness.Must(t, m.Store(ctx, "k", "new"))
+		if took := time.Since(began); took > election+2*time.Second {
+			t.Errorf("the write took %v, and the election %v", took, election)
+		}
+	})
+}
