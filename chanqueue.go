@@ -438,9 +438,9 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	return v, err == nil, opError("peek", q.path, err)
 }
 
-// Clear removes all unclaimed elements that exist when it begins, also delayed ones, and returns
-// their number. It begins at the end, so no removal frees an element of the same key. If it fails,
-// some may be removed.
+// Clear removes all elements that exist when it begins and are unclaimed, and returns their number.
+// It begins at the end, so no removal frees an element of the same key, unless both are delayed. If
+// it fails, some may be removed.
 func (q *Queue[T]) Clear(ctx context.Context) (int, error) {
 	return ask(ctx, q, "clear", queue.Engine.Clear)
 }

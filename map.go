@@ -135,8 +135,8 @@ func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err err
 }
 
 // The method `commit` applies ops, which change the key at path, exactly once. It returns
-// ErrMixed if the servers could remove the key or the map's znode: the versions of these znodes
-// must not start again.
+// ErrMixed if the map's znode contains a value, or if the servers could remove the key or the map's
+// znode: the versions of these znodes must not start again.
 func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
 	return txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
 }

@@ -28,7 +28,7 @@ const (
 type output struct {
 	near *pipeEnd // the connection, if it is in memory
 
-	mu      sync.Mutex // guards all fields below except the channels; a goroutine that holds mu locks nothing else
+	mu      sync.Mutex // guards all fields below except the channels; a goroutine that holds mu locks nothing else but a stream
 	buf     []byte
 	marks   []mark            // the times at which the parts of buf may leave; nil: at once
 	gates   []<-chan struct{} // no byte leaves before all gates are closed

@@ -132,7 +132,7 @@ func (inc *Incarnation) start() {
 // or when a server's reply to a handshake does not continue it (see `accept`).
 func (inc *Incarnation) serve() {
 	m := inc.Manager
-	defer func() { conn.Fail(inc.trail.late) }()
+	defer func() { conn.Fail(inc.trail.late) }() // the session has ended, so no later server catches up
 	for inc.Ctx.Err() == nil {
 		addr := inc.pick() // the next server, paced
 		if inc.Ctx.Err() != nil {
@@ -226,7 +226,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	}
 	got, err := c.Connect(ask, now)
 	if err != nil {
-		if ask.ID != 0 && !hungUp(err) {
+		if ask.ID != 0 && !closedByServer(err) {
 			inc.trail.unanswered(c.Addr)
 		}
 		return err
@@ -271,8 +271,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	return nil
 }
 
-// hungUp reports whether the server has closed the connection.
-func hungUp(err error) bool {
+// closedByServer reports whether the server has closed the connection.
+func closedByServer(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
