@@ -200,29 +200,42 @@ func (w *world) start() {
 	if w.uneven {
 		e.Server(w.least()).SetSessionTimeouts(2*w.tick, max(2*w.tick, w.timeout/time.Duration(2+mix(w.seed, 7)%3)))
 	}
-	var numbers sync.Map
+	seen := &numbers{seen: map[block]uint64{}}
 	for i := range w.members {
-		e.Server(i).Intercept(func(r zktest.Request) zktest.Action { return w.numbered(&numbers, r) })
+		e.Server(i).Intercept(func(r zktest.Request) zktest.Action { return w.numbered(seen, r) })
 	}
 	e.SetBacklog(w.backlog)
 	w.e.Store(e)
 }
 
-// The type `numbered` identifies a request. A server distinguishes its own requests only by session
-// and xid.
-type numbered struct {
+// The type `numbers` has the xids of all requests, 64 in a block with a bit for each. A server
+// distinguishes its own requests only by session and xid.
+type numbers struct {
+	mu   sync.Mutex
+	seen map[block]uint64
+}
+
+type block struct {
 	session int64
-	xid     int32
+	xids    int32 // divided by 64
+}
+
+// The method `twice` adds a request, and reports whether it was there.
+func (n *numbers) twice(session int64, xid int32) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b, bit := block{session, xid / 64}, uint64(1)<<(xid%64)
+	was := n.seen[b]
+	n.seen[b] = was | bit
+	return was&bit != 0
 }
 
 // The method `numbered` checks that no session uses an xid twice. If two requests had the same xid,
 // a server could answer one with the result of the other. Requests without a proposal, such as
 // pings, have negative xids and do not count.
-func (w *world) numbered(seen *sync.Map, r zktest.Request) zktest.Action {
-	if r.Xid > 0 && r.Op != zktest.OpConnect {
-		if _, twice := seen.LoadOrStore(numbered{r.Session, r.Xid}, true); twice {
-			w.fail("session %#x uses the xid %d twice", r.Session, r.Xid)
-		}
+func (w *world) numbered(seen *numbers, r zktest.Request) zktest.Action {
+	if r.Xid > 0 && r.Op != zktest.OpConnect && seen.twice(r.Session, r.Xid) {
+		w.fail("session %#x uses the xid %d twice", r.Session, r.Xid)
 	}
 	return zktest.Pass
 }
