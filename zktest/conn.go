@@ -175,7 +175,7 @@ func (c *conn) next() bool {
 }
 
 // readFrame reads a packet, which is valid until the next call. The buffer for a large packet grows
-// only as bytes arrive, because the client may send a wrong length.
+// only when its first bytes have arrived, because the client may send a wrong length.
 func (c *conn) readFrame() ([]byte, bool) {
 	length, err := c.r.Peek(4)
 	if err != nil {
@@ -201,7 +201,7 @@ func (c *conn) readFrame() ([]byte, bool) {
 			c.frame = frame
 			return frame, true
 		}
-		frame = append(frame, make([]byte, min(n-read, len(frame)))...)
+		frame = slices.Grow(frame, n-read)[:n]
 	}
 }
 

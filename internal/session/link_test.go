@@ -157,7 +157,13 @@ func FuzzPackets(f *testing.F) {
 		ops := []any{
 			&zk.CreateRequest{Path: path, Data: data, Acl: acl, Flags: version},
 			&zk.SetDataRequest{Path: path, Data: data, Version: version},
+			&zk.DeleteRequest{Path: path, Version: version},
 			&zk.CheckVersionRequest{Path: path, Version: version},
+		}
+		for i := range len(ops) + 1 {
+			if got, want := wire.SizeOfOps(ops[:i]), len(wire.AppendOps(nil, ops[:i])); got != want {
+				t.Fatalf("the first %d operations have %d bytes, SizeOfOps returns %d", i, want, got)
+			}
 		}
 		s := wire.Scanner{Rest: wire.AppendOps(nil, ops)}
 		for i := range ops {
@@ -165,7 +171,7 @@ func FuzzPackets(f *testing.F) {
 			if got := s.String(); !more || got != path {
 				t.Fatalf("operation %d: path %q, %v; want %q", i, got, more, path)
 			}
-			if op != wire.OpCheck {
+			if op == wire.OpCreate || op == wire.OpSetData {
 				if got := s.Data(); !bytes.Equal(got, data) || (got == nil) != (data == nil) {
 					t.Fatalf("operation %d: data %q, want %q", i, got, data)
 				}
