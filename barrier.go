@@ -56,9 +56,6 @@ func NewBarrier(s *Session, path string) *Barrier {
 	return &Barrier{made{s: s, path: path, err: checkNew(s, path, nil)}}
 }
 
-// Path returns the path that b was made with.
-func (b *Barrier) Path() string { return b.path }
-
 // Close closes b. Closing a closed Barrier is no error.
 func (b *Barrier) Close(ctx context.Context) error {
 	err := b.change(ctx, func(znode string) any {

@@ -74,9 +74,6 @@ func NewQueue[T any](s *Session, path string, opts ...QueueOption) *Queue[T] {
 	return q
 }
 
-// Path returns the path of q.
-func (q *Queue[T]) Path() string { return q.path }
-
 // Err returns the error of a bad argument of NewQueue, or nil.
 func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) }
 

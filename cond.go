@@ -72,9 +72,6 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 	return c
 }
 
-// Path returns the path that c was made with.
-func (c *Cond) Path() string { return c.path }
-
 // The method `check` returns the reason why an operation cannot begin, or nil.
 func (c *Cond) check() error {
 	if c.misuse() == nil && c.L == nil {

@@ -108,9 +108,6 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	return e
 }
 
-// Path returns the path that e was made with.
-func (e *Election) Path() string { return e.path }
-
 // Campaign waits until e leads, ctx ends, or the Session is closed. An Election is in the line at
 // most once: while it leads or campaigns, another Campaign waits as [Mutex.Lock] would. After a
 // loss, no Resign is needed.

@@ -57,9 +57,6 @@ func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...Value
 	return &Flight[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, keep: keep}
 }
 
-// Path returns the path that f was made with.
-func (f *Flight[T]) Path() string { return f.path }
-
 // Do returns the result of fn, or of another call for key: then, shared is true. fn's context ends,
 // with cause [ErrLost], if the session is lost. If fn panics, so does Do. A result that cannot be
 // encoded or stored comes with an error. A stored result that cannot be decoded counts as missing.

@@ -61,9 +61,6 @@ func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
 	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.layout == LayoutKazoo}
 }
 
-// Path returns the path that g was made with.
-func (g *Group[T]) Path() string { return g.path }
-
 func (g *Group[T]) dir() string { return g.s.m.Full(g.path) }
 
 // partyName is the part that all names of kazoo's members have in common.

@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/zsync/zsync/internal/codec"
-	"github.com/zsync/zsync/internal/session"
 )
 
 // An Int64 is an integer that processes share: [atomic.Int64] across processes.
@@ -31,37 +30,22 @@ import (
 // The number is the data of the persistent znode path, in decimal as in kazoo, or in eight bytes
 // ([BigEndian]) as in Curator.
 type Int64 struct {
-	v *Value[int64]
+	v Value[int64]
 }
 
 // NewInt64 returns the Int64 at path.
 func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
-	v := NewValue[int64](s, path, opts...)
-	v.codec = codec.Zero{Encoding: v.codec}
-	return &Int64{v}
-}
-
-// The method `bad` returns the reason why a zero Int64 cannot be used.
-func (n *Int64) bad(op string) error {
-	if n.v == nil {
-		return opError(op, "", session.Invalid("a zero value; an Int64 is made by NewInt64, with a Session and a path"))
-	}
-	return nil
+	n := new(Int64)
+	n.v.init(s, path, opts)
+	n.v.codec = codec.Zero{Encoding: n.v.codec}
+	return n
 }
 
 // Path returns the path that n was made with.
-func (n *Int64) Path() string {
-	if n.v == nil {
-		return ""
-	}
-	return n.v.path
-}
+func (n *Int64) Path() string { return n.v.path }
 
 // Load returns the number, at least as new as the moment of the call.
 func (n *Int64) Load(ctx context.Context) (int64, error) {
-	if err := n.bad("load"); err != nil {
-		return 0, err
-	}
 	x, _, err := n.v.load(ctx, true)
 	if err == ErrNoValue { // an empty znode
 		err = nil
@@ -71,26 +55,17 @@ func (n *Int64) Load(ctx context.Context) (int64, error) {
 
 // Store sets the number to x, whatever it was before.
 func (n *Int64) Store(ctx context.Context, x int64) error {
-	if err := n.bad("store"); err != nil {
-		return err
-	}
 	return n.v.Store(ctx, x)
 }
 
 // Add adds delta to the number and returns the sum.
 func (n *Int64) Add(ctx context.Context, delta int64) (int64, error) {
-	if err := n.bad("add"); err != nil {
-		return 0, err
-	}
 	x, err := n.v.update(ctx, func(x int64) (int64, error) { return x + delta, nil })
 	return x, opError("add", n.v.path, err)
 }
 
 // Swap sets the number to x and returns the old number.
 func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
-	if err := n.bad("swap"); err != nil {
-		return 0, err
-	}
 	_, err = n.v.update(ctx, func(was int64) (int64, error) {
 		old = was
 		return x, nil
@@ -103,9 +78,6 @@ func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
 
 // CompareAndSwap stores x if the number equals old. It reports whether it did.
 func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) {
-	if err := n.bad("compareandswap"); err != nil {
-		return false, err
-	}
 	other := errors.New("another number")
 	_, err := n.v.update(ctx, func(was int64) (int64, error) {
 		if was != old {

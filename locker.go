@@ -248,5 +248,3 @@ func (m *made) fullPath() string {
 	}
 	return m.s.m.Full(m.path)
 }
-
-func (r *rlocker) fullPath() string { return r.made.fullPath() }

@@ -62,9 +62,6 @@ func NewMap[V any](s *Session, path string, opts ...ValueOption) *Map[V] {
 	return &Map[V]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
 }
 
-// Path returns the path that m was made with.
-func (m *Map[V]) Path() string { return m.path }
-
 func (m *Map[V]) dir() string      { return m.s.m.Full(m.path) }
 func (m *Map[V]) receipts() string { return m.dir() + "-receipts" }
 

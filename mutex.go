@@ -73,9 +73,6 @@ var (
 	kazooMutexEntries = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "__lock__", Rule: lock.EveryoneAhead, Op: "lock"}}
 )
 
-// Path returns the path that m was made with.
-func (m *Mutex) Path() string { return m.path }
-
 // Lock locks m. It waits until m is free, ctx ends, or the Session is closed.
 func (m *Mutex) Lock(ctx context.Context) error { return opError("lock", m.path, m.lock(ctx)) }
 

@@ -82,9 +82,6 @@ func NewOnce(s *Session, path string) *Once {
 	return o
 }
 
-// Path returns the path that o was made with.
-func (o *Once) Path() string { return o.path }
-
 // Do runs f, unless the Once is complete or another process completes it first, and returns nil
 // when it is complete. If f panics, Do panics, and later calls of this value run nothing.
 //

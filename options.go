@@ -241,6 +241,9 @@ type made struct {
 	err  error // the error in the constructor's arguments, or nil
 }
 
+// Path returns the path that the primitive was made with.
+func (m *made) Path() string { return m.path }
+
 // The method `misuse` returns the reason why a primitive cannot be used, or nil.
 func (m *made) misuse() error {
 	if m.s == nil && m.err == nil {

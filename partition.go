@@ -70,9 +70,6 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 	return &Partition{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, id: c.id}
 }
 
-// Path returns the path that p was made with.
-func (p *Partition) Path() string { return p.path }
-
 // Run takes part in the Partition: it calls f in a goroutine for each shard of this process, until
 // ctx ends or an f fails. Return from f soon after its ctx ends: the shard's move waits for f. One
 // Run never runs f twice at a time for one shard, even in two sessions. If f returns nil before

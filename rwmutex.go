@@ -114,9 +114,6 @@ func readersRule(write string) lock.Rule {
 	}
 }
 
-// Path returns the path that rw was made with.
-func (rw *RWMutex) Path() string { return rw.path }
-
 // Lock locks rw for writing, as [Mutex.Lock] does.
 func (rw *RWMutex) Lock(ctx context.Context) error {
 	_, _, err := rw.acquire(ctx, lock.Exclusive, false)
@@ -194,7 +191,6 @@ type rlocker RWMutex
 
 func (r *rlocker) Lock(ctx context.Context) error { return (*RWMutex)(r).RLock(ctx) }
 func (r *rlocker) Unlock() error                  { return (*RWMutex)(r).RUnlock() }
-func (r *rlocker) Path() string                   { return r.path }
 
 var (
 	_ Locker = (*RWMutex)(nil)

@@ -166,9 +166,6 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	}
 }
 
-// Path returns the path that c was made with.
-func (c *Schedule) Path() string { return c.path }
-
 func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 
 // errPassed means that the instant needs no run, or must not run now.

@@ -123,9 +123,6 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	return m
 }
 
-// Path returns the path that m was made with.
-func (m *Semaphore) Path() string { return m.path }
-
 // Acquire acquires n permits, all at once. It waits until there are enough, ctx ends, or the
 // Session is closed. After an error, the semaphore is unchanged. If [Semaphore.Resize] sets a limit
 // below n, Acquire fails.

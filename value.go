@@ -69,12 +69,15 @@ func (v Version) String() string {
 
 // NewValue returns the Value at path.
 func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
-	c := valueSetup(opts)
-	return &Value[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec}
+	v := new(Value[T])
+	v.init(s, path, opts)
+	return v
 }
 
-// Path returns the path that v was made with.
-func (v *Value[T]) Path() string { return v.path }
+func (v *Value[T]) init(s *Session, path string, opts []ValueOption) {
+	c := valueSetup(opts)
+	v.made, v.codec = made{s: s, path: path, err: checkNew(s, path, c.err)}, c.codec
+}
 
 // Load returns the value, at least as new as the call, and its Version, or [ErrNoValue]. An error
 // of decoding comes with the Version, so that the value can be replaced. An empty znode is no

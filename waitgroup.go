@@ -64,9 +64,6 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 	return wg
 }
 
-// Path returns the path that wg was made with.
-func (wg *WaitGroup) Path() string { return wg.path }
-
 // Add adds delta, which may be negative, to the counter. An Add that ends tasks of thousands of
 // other sessions may end only some. If ctx ends first, a positive delta is not added, or is taken
 // back.
