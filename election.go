@@ -79,7 +79,7 @@ type term struct {
 func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	var c setup
 	session.ApplyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
-	c.allow("an Election", LayoutCurator, LayoutKazoo, LayoutSelector)
+	c.allow("an Election", c.notElection, LayoutCurator, LayoutKazoo, LayoutSelector)
 	e := &Election{made: made{s: s, path: path}}
 	if e.err = checkNew(s, path, c.err); e.err != nil {
 		return e

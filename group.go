@@ -57,7 +57,7 @@ type Member[T any] struct {
 func NewGroup[T any](s *Session, path string, opts ...GroupOption) *Group[T] {
 	c := setup{codec: JSON}
 	session.ApplyEach("group", opts, &c.err, func(o GroupOption) { o.applyGroup(&c) })
-	c.allow("a Group", LayoutCurator, LayoutKazoo)
+	c.allow("a Group", c.notGroup, LayoutCurator, LayoutKazoo)
 	return &Group[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, kazoo: c.layout == LayoutKazoo}
 }
 

@@ -23,7 +23,10 @@ type setup struct {
 	limits   *lock.Limits // nil without limits
 	id       *string      // of a candidate or of a member of a Partition, or nil if it was not set
 	prior    *int         // the priority of a candidate, or nil if it was not set
-	codec    Codec
+
+	notElection, notGroup string // the name of an option that an Election, or a Group, does not have, or ""
+
+	codec Codec
 
 	keep    bool // WithPersistentTasks
 	missed  timetable.Policy
@@ -38,9 +41,14 @@ type setup struct {
 	err error // the error of an option
 }
 
-// The method `allow` sets the error of c unless `layouts` contains its layout.
-func (c *setup) allow(of string, layouts ...Layout) {
-	if c.err == nil && !slices.Contains(layouts, c.layout) {
+// The method `allow` sets the error of c if the primitive `of` does not have the option that `odd`
+// names, or has none of `layouts`. If odd is "", it has every option.
+func (c *setup) allow(of, odd string, layouts ...Layout) {
+	switch {
+	case c.err != nil:
+	case odd != "":
+		c.err = session.Invalid("%s is no option of %s", odd, of)
+	case !slices.Contains(layouts, c.layout):
 		c.err = session.Invalid("WithLayout(%v): %s has no such layout", c.layout, of)
 	}
 }
@@ -57,29 +65,14 @@ type LockOption interface {
 // A GroupOption changes a Group: [WithCodec] or [WithLayout].
 type GroupOption interface{ applyGroup(*setup) }
 
-// A lockOption implements a LockOption, and has the name of this option.
-type lockOption struct {
-	name            string
-	election, group bool // whether the option applies to elections, and to groups
-	set             func(*setup)
-}
-
-func (o lockOption) applyLock(c *setup)     { o.set(c) }
-func (o lockOption) applyElection(c *setup) { o.applyIf(o.election, "an Election", c) }
-func (o lockOption) applyGroup(c *setup)    { o.applyIf(o.group, "a Group", c) }
-
-func (o lockOption) applyIf(ok bool, to string, c *setup) {
-	if o.set(c); !ok {
-		c.err = session.Invalid("%s is no option of %s", o.name, to)
-	}
-}
-
 // An ElectionOption changes an Election. [LockOption] names more options.
 type ElectionOption interface{ applyElection(*setup) }
 
-// An option is an ElectionOption or a QueueOption.
+// An option is an option of any primitive. The result type of its constructor says of which ones.
 type option func(*setup)
 
+func (o option) applyLock(c *setup)     { o(c) }
+func (o option) applyGroup(c *setup)    { o(c) }
 func (o option) applyElection(c *setup) { o(c) }
 func (o option) applyQueue(c *setup)    { o(c) }
 
@@ -98,7 +91,7 @@ const defaultHandoffs = 16
 func newSetup(opts []LockOption) setup {
 	c := setup{handoffs: defaultHandoffs}
 	session.ApplyEach("lock", opts, &c.err, func(o LockOption) { o.applyLock(&c) })
-	c.allow("a lock", LayoutCurator, LayoutKazoo)
+	c.allow("a lock", "", LayoutCurator, LayoutKazoo)
 	if c.err == nil && c.retain > 0 && c.handoffs == 0 {
 		c.err = session.Invalid("WithRetention cannot be combined with WithHandoffs(0): a retained place is handed to goroutines")
 	}
@@ -110,12 +103,13 @@ func newSetup(opts []LockOption) setup {
 // With 0, every goroutine has its own place in the line, in the order of arrival across all
 // processes.
 func WithHandoffs(n int) LockOption {
-	return lockOption{name: "WithHandoffs", set: func(c *setup) {
+	return option(func(c *setup) {
+		c.notElection, c.notGroup = "WithHandoffs", "WithHandoffs"
 		if n < 0 {
 			c.err = session.Invalid("WithHandoffs(%d): must not be negative", n)
 		}
 		c.handoffs = n
-	}}
+	})
 }
 
 // WithRetention makes Unlock retain the place in the line for up to d, while no other contender
@@ -128,31 +122,33 @@ func WithHandoffs(n int) LockOption {
 // held lock. A hold is as safe as without retention. A Session retains at most 128 places;
 // meanwhile, it sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
-	return lockOption{name: "WithRetention", set: func(c *setup) {
+	return option(func(c *setup) {
+		c.notElection, c.notGroup = "WithRetention", "WithRetention"
 		if d <= 0 {
 			c.err = session.Invalid("WithRetention(%v): must be positive", d)
 		}
 		c.retain = d
-	}}
+	})
 }
 
 // WithLayout sets the znode names, to share the path with programs of another library. All
 // programs of a path must name the same layout. [LayoutSelector] is for an Election alone. The
 // default is [LayoutCurator].
 func WithLayout(l Layout) LockOption {
-	return lockOption{name: "WithLayout", election: true, group: true, set: func(c *setup) { c.layout = l }}
+	return option(func(c *setup) { c.layout = l })
 }
 
 // The function `limit` returns an option of locks and elections that sets a limit of their holds.
 func limit(name string, err error, set func(*lock.Limits)) LockOption {
-	return lockOption{name: name, election: true, set: func(c *setup) {
+	return option(func(c *setup) {
+		c.notGroup = name
 		if c.limits == nil {
 			c.limits = new(lock.Limits)
 		}
 		if set(c.limits); err != nil {
 			c.err = err
 		}
-	}}
+	})
 }
 
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
