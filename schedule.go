@@ -130,7 +130,7 @@ func Every(d time.Duration) Timetable { return timetable.Every(d) }
 // Daily returns the timetable of a time of day in a zone, such as "03:00": one instant on each
 // day, also when the clocks change.
 func Daily(at string, loc *time.Location) (Timetable, error) {
-	return opTable(timetable.Daily(at, loc))
+	return timetable.Daily(at, loc)
 }
 
 // Cron parses spec: five fields as in crontab(5), or a word like @daily:
@@ -144,15 +144,7 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 // runs once: if its local time is skipped (by less than 3 hours), it runs at the change; if that
 // time comes twice, it runs the first time.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
-	return opTable(timetable.ParseCron(spec, loc))
-}
-
-// opTable returns c as a Timetable. With an error, the Timetable is nil.
-func opTable(c *timetable.Cron, err error) (Timetable, error) {
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+	return timetable.ParseCron(spec, loc)
 }
 
 // NewSchedule returns the Schedule at path.
@@ -171,30 +163,25 @@ func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
 // errPassed means that the instant needs no run, or must not run now.
 var errPassed = errors.New("the instant needs no run now")
 
-// A scheduleRecord is the content of path/last.
+// A scheduleRecord is the content of path/last. Its exported fields are the fourth line.
 type scheduleRecord struct {
-	done    time.Time // the last instant that was done, or the zero time
-	failure *failureRecord
-}
-
-// A failureRecord is the fourth line of path/last.
-type failureRecord struct {
-	ScheduleFailure
-	GivenUp time.Time // the last instant that was given up, or the zero time
+	done            time.Time // the last instant that was done, or the zero time
+	ScheduleFailure           // the last failed run; Attempts is 0 if there was none
+	GivenUp         time.Time // the last instant that was given up, or the zero time
 }
 
 // The method `reached` returns the last instant that was done or given up.
 func (r scheduleRecord) reached() time.Time {
-	if r.failure != nil && r.failure.GivenUp.After(r.done) {
-		return r.failure.GivenUp
+	if r.GivenUp.After(r.done) {
+		return r.GivenUp
 	}
 	return r.done
 }
 
 // The method `attempts` returns the number of failed attempts of the instant `at`.
 func (r scheduleRecord) attempts(at time.Time) int {
-	if r.failure != nil && r.failure.At.Equal(at) {
-		return r.failure.Attempts
+	if r.At.Equal(at) {
+		return r.Attempts
 	}
 	return 0
 }
@@ -239,9 +226,10 @@ func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Cont
 }
 
 // The method `attempt` takes the lock, and runs f for the instant that the function `choose` then
-// picks, given the content of path/last. If no instant must run, `choose` returns errPassed. The method stops waiting for the lock when the function `over` returns true for path/last. It
-// reports whether it ran f. The error is errPassed if the instant was not run. Then the caller
-// reads path/last again.
+// picks, given the content of path/last. If no instant must run, `choose` returns errPassed. The
+// method stops waiting for the lock when the function `over` returns true for path/last. It reports
+// whether it ran f. The error is errPassed if the instant was not run. Then the caller reads
+// path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// This attempt has its own Mutex value. So the transaction that records the result needs the hold
 	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
@@ -250,21 +238,36 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	if lock.holderOf(ctx) != nil {
 		return false, ErrDeadlock
 	}
-	wait := c.await(ctx, over)
-	recorded, passed := false, false
+	waiting, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	watching, stop := context.WithCancel(waiting)
+	passed, ended := false, make(chan struct{})
+	c.s.m.Spawn(func() {
+		defer close(ended)
+		err := c.s.m.During(watching, func(inc *session.Incarnation) error { return c.watch(watching, inc, over) })
+		if passed = err == nil; passed { // after an error, the wait for the lock returns the same error
+			end(errPassed)
+		}
+	})
+	// The function `settled` ends the watch, and reports whether the watch has ended the wait. After
+	// its first call, a done instant does not end the context `waiting`.
+	settled := func() bool {
+		stop()
+		<-ended
+		return passed
+	}
+	defer settled() // in case f panics
+	recorded := false
 	var record sync.WaitGroup // waits for the write of the record: the lock must be released only after that write, even if ctx ends
-	err = func() error {
-		defer func() { passed = wait.end() }() // deferred, in case f panics
-		return lock.doThen(wait.ctx, record.Wait, func(ctx context.Context) error {
-			if !wait.take() {
-				return errPassed
-			}
-			var err error
-			ran, err = c.run(ctx, lock, choose, retries, &record, f)
-			recorded = ran && err == nil
-			return err
-		})
-	}()
+	err = lock.doThen(waiting, record.Wait, func(ctx context.Context) error {
+		if settled() {
+			return errPassed
+		}
+		var err error
+		ran, err = c.run(ctx, lock, choose, retries, &record, f)
+		recorded = ran && err == nil
+		return err
+	})
 	switch {
 	case recorded:
 		return true, nil // f was successful, even if the lock was lost later
@@ -272,7 +275,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 		return true, err
 	case ctx.Err() != nil:
 		return false, session.CtxErr(ctx)
-	case passed, errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
+	case settled(), errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
 		return false, errPassed // the hold was lost before f ran, so this attempt was only a wait
 	}
 	return false, err
@@ -339,19 +342,15 @@ func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 // the instant as failed for good.
 func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRecord, at time.Time, retries int, cause error) error {
 	text := cause.Error()
-	failure := failureRecord{ScheduleFailure: ScheduleFailure{
+	r.ScheduleFailure = ScheduleFailure{
 		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), maxFailureText)], "\uFFFD"), Attempts: r.attempts(at) + 1,
-	}}
-	if r.failure != nil {
-		failure.GivenUp = r.failure.GivenUp
 	}
-	if failure.Attempts >= retries {
-		failure.GivenUp = at
+	if r.Attempts >= retries {
+		r.GivenUp = at
 	}
-	r.failure = &failure
 	err := c.record(ctx, lock, r)
 	if retries < math.MaxInt {
-		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", failure.Attempts, "err", cause)
+		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", r.Attempts, "err", cause)
 	}
 	if ctx.Err() != nil || errors.Is(err, ErrLost) {
 		return nil // f failed, and its failure is not recorded; another process may make the next attempt
@@ -366,8 +365,8 @@ const maxFailureText = 4 << 10
 func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
 	owner := strings.ReplaceAll(c.s.m.Config.Owner, "\n", " ") // the owner is one line
 	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + owner + "\n" + session.NewGUID())
-	if r.failure != nil {
-		failure, err := json.Marshal(r.failure)
+	if r.Attempts != 0 {
+		failure, err := json.Marshal(r)
 		if err != nil {
 			return err
 		}
@@ -424,6 +423,9 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 // The method `load` reads path/last. If that znode does not exist, the record is empty. If fresh
 // is false, the record may be as old as the state of the server.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
+	if err := c.misuse(); err != nil {
+		return r, err
+	}
 	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
 		// Check the ACL of the path before the lock does, because a forged record can prevent a run. Last
 		// and LastFailure run no function, so they return the record in spite of a wide ACL. But the
@@ -460,47 +462,11 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 		return r, fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
 	}
 	if len(lines) == 4 {
-		r.failure = new(failureRecord)
-		if err := json.Unmarshal([]byte(lines[3]), r.failure); err != nil {
+		if err := json.Unmarshal([]byte(lines[3]), &r); err != nil {
 			return r, fmt.Errorf("%s: its fourth line is not a failure: %w", c.last(), err)
 		}
 	}
 	return r, nil
-}
-
-// An instantWait is a wait for the lock. The wait ends early if the instant no longer needs a run.
-type instantWait struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	ended  chan struct{} // closed when the watch goroutine has ended
-
-	mu     sync.Mutex
-	taken  bool // whether the function is about to run with ctx; guarded by mu
-	passed bool // guarded by mu
-}
-
-// The method `await` begins to watch path/last, until the function `over` returns true for the
-// content.
-func (c *Schedule) await(ctx context.Context, over func(scheduleRecord) bool) *instantWait {
-	w := &instantWait{ended: make(chan struct{})}
-	w.ctx, w.cancel = context.WithCancelCause(ctx)
-	watch, stop := context.WithCancel(w.ctx)
-	cancel := w.cancel
-	w.cancel = func(cause error) { stop(); cancel(cause) }
-	c.s.m.Spawn(func() {
-		defer close(w.ended)
-		err := c.s.m.During(watch, func(inc *session.Incarnation) error { return c.watch(watch, inc, over) })
-		if err != nil {
-			return // the wait for the lock returns the same error
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if !w.taken {
-			w.passed = true
-			cancel(errPassed)
-		}
-	})
-	return w
 }
 
 // The method `watch` follows path/last, and returns nil when the function `over` returns true for
@@ -521,30 +487,8 @@ func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over fun
 	return err
 }
 
-// The method `take` reserves w.ctx for the function: from then on, a done instant does not end
-// w.ctx. It reports false if the wait has ended already.
-func (w *instantWait) take() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.taken = !w.passed
-	return w.taken
-}
-
-// The method `end` ends the wait. It reports whether the wait ended early because the instant
-// needs no run.
-func (w *instantWait) end() bool {
-	w.cancel(nil)
-	<-w.ended
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.passed
-}
-
 // Last returns the last done instant, as of the call or later.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
-	if c.misuse() != nil {
-		return time.Time{}, opError("last", c.path, c.misuse())
-	}
 	r, err := c.load(ctx, true)
 	if err == nil && r.done.IsZero() {
 		err = ErrNoValue
@@ -555,18 +499,14 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 // LastFailure returns the last failed run that was recorded before or during the call. A success
 // keeps it: compare the failure's At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
-	if c.misuse() != nil {
-		return ScheduleFailure{}, opError("last failure", c.path, c.misuse())
-	}
 	r, err := c.load(ctx, true)
-	switch {
-	case err != nil:
-	case r.failure == nil:
+	if err == nil && r.Attempts == 0 {
 		err = ErrNoValue
-	default:
-		return r.failure.ScheduleFailure, nil
 	}
-	return ScheduleFailure{}, opError("last failure", c.path, err)
+	if err != nil {
+		return ScheduleFailure{}, opError("last failure", c.path, err)
+	}
+	return r.ScheduleFailure, nil
 }
 
 // Run calls f for each instant of the timetable, unless another process has done it. If no instant
@@ -613,8 +553,8 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		if err != nil {
 			return err
 		}
-		if r.failure != nil && r.failure.At.After(current) && !r.failure.At.After(now) && timetable.Has(next, r.failure.At) {
-			current = r.failure.At // another process has begun an attempt of it; Do also records failures of other instants
+		if r.At.After(current) && !r.At.After(now) && timetable.Has(next, r.At) {
+			current = r.At // another process has begun an attempt of it; Do also records failures of other instants
 		}
 		switch {
 		case !current.After(r.reached()):
@@ -628,7 +568,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 			if later := next.Next(at.Local()); c.missed != timetable.All && later.After(now) {
 				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant `at`
 			}
-			if err := c.sleep(ctx, min(wait, time.Minute)); err != nil {
+			if err := c.s.m.Sleep(ctx, min(wait, time.Minute)); err != nil {
 				return err
 			}
 			continue
@@ -668,7 +608,7 @@ func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx contex
 		case interrupted, failed == nil:
 			losses++
 			c.s.m.Log.Warn("zsync: a scheduled function lost its hold, and runs again", "path", c.path, "at", current, "err", err)
-			if err := c.sleep(ctx, c.s.m.Config.Retry.Delay(losses)); err != nil {
+			if err := c.s.m.Sleep(ctx, c.s.m.Config.Retry.Delay(losses)); err != nil {
 				return err
 			}
 		}
@@ -723,7 +663,7 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	if !c.pause.at.Equal(at) || c.pause.attempts != attempts {
 		c.pause = pause{at, attempts, c.backoff.Delay(attempts), time.Now()}
 	}
-	return min(c.pause.length-time.Since(c.pause.seen), r.failure.Failed.Add(c.pause.length).Sub(c.now()))
+	return min(c.pause.length-time.Since(c.pause.seen), r.Failed.Add(c.pause.length).Sub(c.now()))
 }
 
 // The method `now` returns the time of the wall clock, for comparisons with the clocks of other
@@ -738,22 +678,8 @@ func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
 		if left <= 0 {
 			return session.CtxErr(ctx)
 		}
-		if err := c.sleep(ctx, min(left, time.Minute)); err != nil {
+		if err := c.s.m.Sleep(ctx, min(left, time.Minute)); err != nil {
 			return err
 		}
-	}
-}
-
-// The method `sleep` waits for the duration d. A change of the wall clock does not matter.
-func (c *Schedule) sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return session.CtxErr(ctx)
-	case <-c.s.m.Closing:
-		return c.s.m.Failure()
 	}
 }

@@ -50,7 +50,7 @@ var shorthands = map[string]string{
 }
 
 // ParseCron parses the five fields of crontab(5), or a word such as @daily.
-func ParseCron(spec string, loc *time.Location) (*Cron, error) {
+func ParseCron(spec string, loc *time.Location) (Table, error) {
 	if loc == nil {
 		return nil, session.Invalid("the time zone is nil; use time.UTC, time.Local or time.LoadLocation")
 	}
@@ -80,6 +80,15 @@ func ParseCron(spec string, loc *time.Location) (*Cron, error) {
 		return nil, session.Invalid("cron %q: no such day ever comes", spec)
 	}
 	return c, nil
+}
+
+// Daily returns the timetable of a job that runs each day at a time such as "03:00".
+func Daily(at string, loc *time.Location) (Table, error) {
+	t, err := time.Parse("15:04", at)
+	if err != nil || len(at) != len("15:04") {
+		return nil, session.Invalid("the time of day is %q; want hours and minutes, such as \"03:00\"", at)
+	}
+	return ParseCron(fmt.Sprintf("%d %d * * *", t.Minute(), t.Hour()), loc)
 }
 
 // The method `parse` parses one field: a list of ranges, with or without steps.

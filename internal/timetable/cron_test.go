@@ -77,10 +77,11 @@ func TestACronFollowsCrontabWhenClocksChange(t *testing.T) {
 // The second implementation: it looks at every minute of real time, one after the other,
 // as cron(8) does, and knows nothing of offsets.
 func slowly(t *testing.T, spec string, loc *time.Location, from time.Time, days int) (found []time.Time) {
-	c, err := ParseCron(spec, loc)
+	table, err := ParseCron(spec, loc)
 	if err != nil {
 		t.Fatal(err)
 	}
+	c := table.(*Cron)
 	fits := func(wall time.Time) bool { // wall is a local time, in UTC
 		return has(c.minute, wall.Minute()) && has(c.hour, wall.Hour()) && c.matches(dateOf(wall))
 	}

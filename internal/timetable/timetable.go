@@ -3,7 +3,6 @@
 package timetable
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -144,13 +143,4 @@ func Has(next Table, at time.Time) bool {
 func Over(next Table, at, now time.Time) bool {
 	later, err := after(next, at)
 	return err == nil && !later.IsZero() && !now.Before(later)
-}
-
-// Daily returns the timetable of a job that runs each day at a time such as "03:00".
-func Daily(at string, loc *time.Location) (*Cron, error) {
-	t, err := time.Parse("15:04", at)
-	if err != nil || len(at) != len("15:04") {
-		return nil, session.Invalid("the time of day is %q; want hours and minutes, such as \"03:00\"", at)
-	}
-	return ParseCron(fmt.Sprintf("%d %d * * *", t.Minute(), t.Hour()), loc)
 }
