@@ -1,7 +1,6 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
 	"strings"
 
@@ -95,7 +94,7 @@ func unlessNoNode(err error) error {
 // The method `change` applies one operation to the znode exactly once. If there is nothing to
 // change, the error is NodeExists or NoNode.
 func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
-	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
+	if err := b.check(ctx); err != nil {
 		return err
 	}
 	znode := b.s.m.Full(b.path)
@@ -107,7 +106,7 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 
 // Wait returns when b is open.
 func (b *Barrier) Wait(ctx context.Context) error {
-	if err := cmp.Or(b.misuse(), session.CtxErr(ctx)); err != nil {
+	if err := b.check(ctx); err != nil {
 		return opError("wait", b.path, err)
 	}
 	m := b.s.m

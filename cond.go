@@ -548,7 +548,7 @@ func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
 	if err != nil {
 		return nil, opError("contenders", c.path, err)
 	}
-	cs, err := contenders(ctx, &c.line, func([]lock.Child, int) (Mode, bool) { return ModeExclusive, false })
+	cs, err := c.contenders(ctx, &c.line, func([]lock.Child, int) (Mode, bool) { return ModeExclusive, false })
 	cs = slices.DeleteFunc(cs, func(d Contender) bool {
 		return !slices.ContainsFunc(waiting, func(w lock.Child) bool { return w.Name == d.Node })
 	})

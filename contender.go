@@ -91,29 +91,6 @@ func nameOf[E ~int](v E, kind string, names ...string) string {
 	return fmt.Sprintf("%s(%d)", kind, int(v))
 }
 
-// The function `contenders` describes all contenders in the line. The function judge returns the
-// mode of the i'th contender, and whether that contender holds.
-func contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) ([]Contender, error) {
-	var out []Contender
-	err := l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		names, err := inc.Names(ctx, l.Dir)
-		if err != nil {
-			return err
-		}
-		all, err := l.InOrder(ctx, inc, names)
-		if err != nil {
-			return err
-		}
-		names = names[:0]
-		for _, c := range all {
-			names = append(names, c.Name)
-		}
-		out, err = describe(ctx, inc, l.Dir, names, func(i int) (Mode, bool) { return judge(all, i) })
-		return err
-	})
-	return out, err
-}
-
 // contenderOf describes the contender with this name. n is its znode, as far as it was read.
 func contenderOf(name string, n session.Node, mode Mode, holding bool) Contender {
 	c := Contender{Node: name, Mode: mode, Holding: holding}

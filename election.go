@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -139,7 +140,7 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 // before Run's function has returned, or the session has ended. After a loss and a new Campaign,
 // a late Resign ends the new term.
 func (e *Election) Resign() error {
-	g, err := e.current()
+	g, _, err := e.current(&e.local)
 	if err == nil {
 		err = cmp.Or(e.resign(context.Background(), g), g.Claim.Loss()) // perhaps g was lost before Run's function returned
 	}
@@ -175,15 +176,6 @@ func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	return nil
 }
 
-// The method `current` returns the leadership of e.
-func (e *Election) current() (*lock.Grant, error) {
-	if e.misuse() != nil {
-		return nil, e.misuse()
-	}
-	g, _, err := e.local.Current()
-	return g, err
-}
-
 // Run campaigns, calls f when it leads, resigns when f returns, and starts again, also after a
 // loss. f returns nil to pass the leadership on. If f returns an error while it leads, Run returns
 // that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
@@ -193,46 +185,39 @@ func (e *Election) current() (*lock.Grant, error) {
 // [Session.Close], [ErrNotLocked] after a Resign. Return soon from f then: the next leader begins
 // when f has returned or the session has ended. [WithMaxHold] and [WithHealth] end a hanging f. If
 // f panics, so does Run.
-func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) error {
+func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (err error) {
+	defer e.wrap("run", &err)
 	if e.misuse() == nil && f == nil {
-		return opError("run", e.path, session.Invalid("the function is nil"))
+		return session.Invalid("the function is nil")
 	}
 	for {
 		leading, g, err := e.campaign(ctx, true)
 		if err != nil {
-			return opError("run", e.path, err)
+			return err
 		}
 		err, ended := e.lead(ctx, leading, g, f)
 		switch closed := e.s.m.Failure(); {
 		case ctx.Err() != nil:
-			return opError("run", e.path, endOfRun(ctx, err))
+			return endOfRun(session.CtxErr(ctx), err, ctx.Err(), context.Cause(ctx))
 		case closed != nil && errors.Is(ended, ErrLost):
-			return opError("run", e.path, endOfClosed(ended, err))
+			return endOfRun(ended, err, context.Canceled, ErrClosed)
 		case closed != nil:
-			return opError("run", e.path, endOfClosed(closed, err))
+			return endOfRun(closed, err, context.Canceled, ErrClosed)
 		case errors.Is(ended, ErrLost), errors.Is(ended, ErrNotLocked):
 			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "reason", ended, "err", err)
 		case err != nil || ended != nil:
-			return opError("run", e.path, cmp.Or(err, ended))
+			return cmp.Or(err, ended)
 		}
 	}
 }
 
-// endOfRun returns the error of ctx. If err is a different error, the two are joined.
-func endOfRun(ctx context.Context, err error) error {
-	if err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) {
-		return session.CtxErr(ctx)
+// endOfRun returns the error `end` that has ended a Run. If the function's error err is more than
+// the end of its context, which has one of `causes`, endOfRun joins the two errors.
+func endOfRun(end, err error, causes ...error) error {
+	if err == nil || slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) }) {
+		return end
 	}
-	return errors.Join(session.CtxErr(ctx), err)
-}
-
-// endOfClosed returns the error of a Run that Close has ended. That error is the argument `closed`.
-// If err is more than the end of the context, the function joins the two errors.
-func endOfClosed(closed, err error) error {
-	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
-		return closed
-	}
-	return errors.Join(closed, err)
+	return errors.Join(end, err)
 }
 
 // The method `lead` runs f while e holds g, and then releases g. It returns f's error and the
@@ -293,7 +278,7 @@ func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local
 
 // Lost is [Mutex.Lost] for the present leadership.
 func (e *Election) Lost() <-chan struct{} {
-	g, err := e.current()
+	g, _, err := e.current(&e.local)
 	if err != nil {
 		return session.ClosedChan
 	}
@@ -302,17 +287,12 @@ func (e *Election) Lost() <-chan struct{} {
 
 // Token is [Mutex.Token] for the present leadership.
 func (e *Election) Token(ctx context.Context) (int64, error) {
-	g, err := e.current()
-	if err != nil {
-		return 0, opError("token", e.path, err)
-	}
-	tok, err := g.Token(ctx, true)
-	return tok, opError("token", e.path, err)
+	return e.token(ctx, &e.local)
 }
 
 // Txn is [Mutex.Txn] for the present leadership.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, err := e.current()
+	g, _, err := e.current(&e.local)
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}
@@ -325,28 +305,17 @@ func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 
 // Contenders returns the leader and the waiting candidates, in their order.
 func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
-	if e.misuse() != nil {
-		return nil, opError("contenders", e.path, e.misuse())
-	}
-	cs, err := contenders(ctx, &e.local.Line, func(all []lock.Child, i int) (Mode, bool) {
-		return ModeExclusive, i == 0
-	})
-	return cs, opError("contenders", e.path, err)
+	return e.contenders(ctx, &e.local.Line, firstHolds)
 }
 
 // Leader returns the first candidate in line. The result is never older than the call. Between two
 // leaders, it can be a candidate that never leads.
-func (e *Election) Leader(ctx context.Context) (Contender, error) {
-	c, err := e.leader(ctx)
-	return c, opError("leader", e.path, err)
-}
-
-func (e *Election) leader(ctx context.Context) (Contender, error) {
+func (e *Election) Leader(ctx context.Context) (c Contender, err error) {
+	defer e.wrap("leader", &err)
 	if e.misuse() != nil {
-		return Contender{}, e.misuse()
+		return c, e.misuse()
 	}
-	var c Contender
-	err := e.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = e.s.m.During(ctx, func(inc *session.Incarnation) error {
 		e.mu.Lock()
 		known := e.known
 		e.mu.Unlock()

@@ -14,7 +14,10 @@ import (
 var ParseServers = parseServers
 
 // CurrentGrant returns the present hold of m.
-func CurrentGrant(m *Mutex) (*lock.Grant, error) { return m.current() }
+func CurrentGrant(m *Mutex) (*lock.Grant, error) {
+	g, _, err := m.current(&m.local)
+	return g, err
+}
 
 // CondMark returns the operation that wakes the longest waiter of c, and the
 // parent of its receipt.

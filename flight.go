@@ -167,7 +167,7 @@ const flightResult = "result"
 // The argument `came` points to the Stat of the first znode of this call. If that is nil, look
 // sets it.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
-	g, _, err := rw.current()
+	g, _, err := rw.current(&rw.local)
 	if err != nil {
 		return v, false, err
 	}
@@ -214,7 +214,7 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if err != nil {
 		return fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
-	g, _, err := rw.current()
+	g, _, err := rw.current(&rw.local)
 	if err != nil {
 		return err
 	}
@@ -275,7 +275,7 @@ func (f *Flight[T]) remove(dir string) bool {
 		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
 	}
 	defer rw.Unlock()
-	g, _, err := rw.current()
+	g, _, err := rw.current(&rw.local)
 	if err != nil {
 		return false
 	}
@@ -297,7 +297,7 @@ func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
 		return
 	}
 	over := func() { f.s.swept.Again(f.path, f.sweepAfter()) }
-	g, _, err := rw.current()
+	g, _, err := rw.current(&rw.local)
 	if err == nil {
 		var own *zk.Stat
 		if own, _, err = f.read(ctx, g); err == nil {

@@ -247,7 +247,15 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		same := slices.Equal(data, m.data)
 		m.mu.Unlock()
 		if !same { // Set was called before m.inc was set, and left the write to us
-			if err := m.catchUp(inc); err != nil && !session.IsNoNode(err) {
+			ctx, done, err := m.turn(m.leaving)
+			if err == nil {
+				m.mu.Lock()
+				data = m.data
+				m.mu.Unlock()
+				err = m.write(ctx, inc, data)
+			}
+			done()
+			if err != nil && !session.IsNoNode(err) {
 				m.mu.Lock()
 				m.inc = nil
 				m.mu.Unlock()
@@ -287,19 +295,6 @@ func (m *Membership[T]) turn(ctx context.Context) (_ context.Context, done func(
 	return ctx, done, err
 }
 
-// The method `catchUp` stores m.data in the znode.
-func (m *Membership[T]) catchUp(inc *session.Incarnation) error {
-	ctx, done, err := m.turn(m.leaving)
-	defer done()
-	if err != nil {
-		return err
-	}
-	m.mu.Lock()
-	data := m.data
-	m.mu.Unlock()
-	return m.write(ctx, inc, data)
-}
-
 // The method `write` stores data in the znode. The caller has called `turn`.
 func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation, data []byte) error {
 	err := inc.SetOwn(ctx, m.path, data) // NoNode if the znode now belongs to another session
@@ -313,11 +308,8 @@ func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation, dat
 
 // Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
 // info. If m cannot join, Set returns the reason.
-func (m *Membership[T]) Set(ctx context.Context, info T) error {
-	return opError("set", m.g.path, m.set(ctx, info))
-}
-
-func (m *Membership[T]) set(ctx context.Context, info T) error {
+func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
+	defer m.g.wrap("set", &err)
 	data, err := m.encode(info)
 	switch {
 	case err != nil:
@@ -372,12 +364,13 @@ const leaveLimit = 400 * time.Millisecond
 
 // Members returns the members in the order of their ids. The list is at least as new as the call.
 // If an info cannot be decoded, an error names its member.
-func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
+func (g *Group[T]) Members(ctx context.Context) (members []Member[T], err error) {
+	defer g.wrap("members", &err)
 	if g.misuse() != nil {
-		return nil, opError("members", g.path, g.misuse())
+		return nil, g.misuse()
 	}
 	var found map[string]session.Node
-	err := g.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = g.s.m.During(ctx, func(inc *session.Incarnation) error {
 		found = make(map[string]session.Node)
 		names, err := inc.NamesFresh(ctx, g.dir())
 		if err != nil {
@@ -396,10 +389,10 @@ func (g *Group[T]) Members(ctx context.Context) ([]Member[T], error) {
 		return err
 	})
 	if err != nil {
-		return nil, opError("members", g.path, err)
+		return nil, err
 	}
 	members, bad := g.members(found)
-	return members, opError("members", g.path, errors.Join(bad...))
+	return members, errors.Join(bad...)
 }
 
 // The method `members` decodes the znodes of members.

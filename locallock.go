@@ -70,6 +70,54 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 	return g, err
 }
 
+// The method `current` returns a hold of the lock q of m, and the mode. The caller is a goroutine that
+// holds.
+func (m *made) current(q *localLock) (*lock.Grant, lock.HoldMode, error) {
+	if m.misuse() != nil {
+		return nil, 0, m.misuse()
+	}
+	return q.Current()
+}
+
+// The method `token` does the work of Token for an exclusive hold.
+func (m *made) token(ctx context.Context, q *localLock) (tok int64, err error) {
+	defer m.wrap("token", &err)
+	g, _, err := m.current(q)
+	if err != nil {
+		return 0, err
+	}
+	return g.Token(ctx, true)
+}
+
+// The method `contenders` does the work of the methods named Contenders, for the line of m. The
+// function judge returns the mode of the i'th contender, and whether that contender holds.
+func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) (out []Contender, err error) {
+	defer m.wrap("contenders", &err)
+	if m.misuse() != nil {
+		return nil, m.misuse()
+	}
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		names, err := inc.Names(ctx, l.Dir)
+		if err != nil {
+			return err
+		}
+		all, err := l.InOrder(ctx, inc, names)
+		if err != nil {
+			return err
+		}
+		names = names[:0]
+		for _, c := range all {
+			names = append(names, c.Name)
+		}
+		out, err = describe(ctx, inc, l.Dir, names, func(i int) (Mode, bool) { return judge(all, i) })
+		return err
+	})
+	return out, err
+}
+
+// firstHolds judges the contenders for an exclusive hold.
+func firstHolds(_ []lock.Child, i int) (Mode, bool) { return ModeExclusive, i == 0 }
+
 func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.Standing(modes...).Done()
 }
@@ -140,7 +188,7 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, 
 	err := f(ctx)
 	// If d's hold was lost while f ran, report the loss. A shared hold is enough here, because f may
 	// have downgraded the hold.
-	return alsoErr(err, opError(op, path, d.stands(lock.Shared)))
+	return session.JoinErrors([]error{err, opError(op, path, d.stands(lock.Shared))})
 }
 
 // The method `in` returns the call of Do that made ctx, unless that call is over.
@@ -183,7 +231,7 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 	defer func() {
 		d.over.Store(true)
 		stop()
-		err = alsoErr(err, release())
+		err = session.JoinErrors([]error{err, release()})
 	}()
 	return f(ctx)
 }

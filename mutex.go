@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/go-zookeeper/zk"
@@ -123,15 +122,6 @@ func (m *Mutex) Unlock() error {
 
 func (m *Mutex) unlock() error { return m.local.BeginUnlock(lock.Exclusive).Finish() }
 
-// The method `current` returns the hold of this process. The caller is the goroutine that holds.
-func (m *Mutex) current() (*lock.Grant, error) {
-	if m.misuse() != nil {
-		return nil, m.misuse()
-	}
-	g, _, err := m.local.Current()
-	return g, err
-}
-
 // Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
 // closed. Unlock does not close it.
 func (m *Mutex) Lost() <-chan struct{} {
@@ -146,18 +136,13 @@ func (m *Mutex) Lost() <-chan struct{} {
 // greatest token can refuse a late write. The first call of a hold takes 1 round trip, later
 // calls none.
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
-	g, err := m.current()
-	if err != nil {
-		return 0, opError("token", m.path, err)
-	}
-	tok, err := g.Token(ctx, true)
-	return tok, opError("token", m.path, err)
+	return m.token(ctx, &m.local)
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
 // servers check it. [Session.Txn] has the rest.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, err := m.current()
+	g, _, err := m.current(&m.local)
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
@@ -169,11 +154,8 @@ func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
 // later holders are not asked. To release a place that is only retained, Revoke joins the line for
 // up to half a second. Without a holder, it returns [ErrNotLocked]. The owner in the znode becomes
 // __REVOKE__.
-func (m *Mutex) Revoke(ctx context.Context) error {
-	return opError("revoke", m.path, m.revoke(ctx))
-}
-
-func (m *Mutex) revoke(ctx context.Context) error {
+func (m *Mutex) Revoke(ctx context.Context) (err error) {
+	defer m.wrap("revoke", &err)
 	if m.misuse() != nil {
 		return m.misuse()
 	}
@@ -202,7 +184,7 @@ func (m *Mutex) revoke(ctx context.Context) error {
 // Curator's Revoker asks the present holder to release m. From then on, the goroutines of the
 // process no longer hand m over.
 func (m *Mutex) Revoked() <-chan struct{} {
-	g, err := m.current()
+	g, _, err := m.current(&m.local)
 	if err != nil {
 		return session.ClosedChan
 	}
@@ -211,13 +193,7 @@ func (m *Mutex) Revoked() <-chan struct{} {
 
 // Contenders returns the holder and the waiters of m, in order.
 func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
-	if m.misuse() != nil {
-		return nil, opError("contenders", m.path, m.misuse())
-	}
-	cs, err := contenders(ctx, &m.local.Line, func(all []lock.Child, i int) (Mode, bool) {
-		return ModeExclusive, i == 0
-	})
-	return cs, opError("contenders", m.path, err)
+	return m.contenders(ctx, &m.local.Line, firstHolds)
 }
 
 // Do runs f while it holds m, and returns f's error, the error of the release, or both joined. f's
@@ -354,15 +330,4 @@ func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func())
 		end(nil)
 		rest()
 	}
-}
-
-// alsoErr joins the errors of two steps. The second step is done even if the first one fails.
-func alsoErr(err, also error) error {
-	switch {
-	case also == nil:
-		return err
-	case err == nil:
-		return also
-	}
-	return errors.Join(err, also)
 }

@@ -428,7 +428,7 @@ func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte
 	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
 		return err
 	}
-	return alsoErr(session.CtxErr(ctx), lost)
+	return session.JoinErrors([]error{session.CtxErr(ctx), lost})
 }
 
 // The method `write` creates the mark and leaves the line (step 4). It remembers the mark, so

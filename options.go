@@ -252,6 +252,9 @@ func (m *made) misuse() error {
 	return m.err
 }
 
+// The method `wrap` adds the operation `op` to *err, as opError does. It is for defer statements.
+func (m *made) wrap(op string, err *error) { *err = opError(op, m.path, *err) }
+
 // The method `check` returns the reason why an operation cannot begin, or nil.
 func (m *made) check(ctx context.Context) error {
 	if err := m.misuse(); err != nil {

@@ -77,11 +77,8 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 // shard moves or is lost, or f ends its goroutine, Run ends the other calls, leaves, and returns an
 // error when all have returned. Otherwise, it returns the error of ctx, or an error that a retry
 // cannot cure.
-func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
-	return opError("run", p.path, p.run(ctx, shards, f))
-}
-
-func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) error {
+func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) (err error) {
+	defer p.wrap("run", &err)
 	switch {
 	case p.misuse() != nil:
 		return p.misuse()
@@ -123,7 +120,7 @@ func (p *Partition) run(ctx context.Context, shards []string, f func(ctx context
 	}
 	// The group and the plan check the ACLs of their own znodes. Check the ACL of path too,
 	// because a client that may delete children of path could delete those znodes.
-	err := p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
+	err = p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,11 @@ var (
 // lock with [RWMutex.RUnlock], or by the end of [RWMutex.Do]. After an error, the caller still has
 // its hold. Downgrade fails if the path has had 2^31 children.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
-	return opError("downgrade", rw.path, rw.downgrade(ctx))
+	err := rw.made.check(ctx)
+	if err == nil {
+		err = rw.local.Downgrade(ctx)
+	}
+	return opError("downgrade", rw.path, err)
 }
 
 // Lost is [Mutex.Lost] for the write hold or, without one, for all read holds.
@@ -242,7 +246,7 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // goroutine that holds rw during the whole call never gets ErrNotLocked.
 func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) error {
 	for {
-		g, mode, err := rw.current()
+		g, mode, err := rw.current(&rw.local)
 		if err != nil {
 			return err
 		}
@@ -256,34 +260,22 @@ func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) 
 	}
 }
 
-func (rw *RWMutex) current() (*lock.Grant, lock.HoldMode, error) {
-	if rw.misuse() != nil {
-		return nil, 0, rw.misuse()
-	}
-	return rw.local.Current()
-}
-
 // Contenders returns the holders of rw and the waiters, in their order. Goroutines of one process
 // that read together are one contender.
 func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
-	if rw.misuse() != nil {
-		return nil, opError("contenders", rw.path, rw.misuse())
-	}
-	write, read := rw.local.Entry(lock.Exclusive), rw.local.Entry(lock.Shared)
-	cs, err := contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
+	return rw.contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
 		// If two znodes have the same number, they are the write znode and the read znode of one hold.
 		ahead := all[:i]
 		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
 			ahead = ahead[:len(ahead)-1]
 		}
-		mode, rule := lock.Shared, read.Rule
-		if all[i].Base == write.Base {
-			mode, rule = lock.Exclusive, write.Rule
+		mode := lock.Shared
+		if all[i].Base == rw.local.Entry(lock.Exclusive).Base {
+			mode = lock.Exclusive
 		}
-		blocker, _ := rule(ahead)
+		blocker, _ := rw.local.Entry(mode).Rule(ahead)
 		return Mode(mode), blocker == nil
 	})
-	return cs, opError("contenders", rw.path, err)
 }
 
 // Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
@@ -337,13 +329,3 @@ func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(co
 
 // Lost returns a channel that is closed when a read lock of this process is lost.
 func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(lock.Shared) }
-
-func (rw *RWMutex) downgrade(ctx context.Context) error {
-	switch {
-	case rw.misuse() != nil:
-		return rw.misuse()
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
-	}
-	return rw.local.Downgrade(ctx)
-}

@@ -192,20 +192,15 @@ func (r scheduleRecord) attempts(at time.Time) int {
 // session is lost before the servers confirm the record of a success, the error is [ErrLost].
 // Instants are between the zero time and the year 10000.
 func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
-	err = c.misuse()
+	defer c.wrap("do", &err)
 	switch {
-	case err != nil:
+	case c.misuse() != nil:
+		return false, c.misuse()
 	case f == nil:
-		err = session.Invalid("the function is nil")
+		return false, session.Invalid("the function is nil")
 	case !timetable.Recordable(at):
-		err = session.Invalid("the instant is %v; it must be after the zero time and before the year 10000", at)
-	default:
-		ran, err = c.do(ctx, at, f)
+		return false, session.Invalid("the instant is %v; it must be after the zero time and before the year 10000", at)
 	}
-	return ran, opError("do", c.path, err)
-}
-
-func (c *Schedule) do(ctx context.Context, at time.Time, f func(ctx context.Context) error) (ran bool, err error) {
 	over := func(r scheduleRecord) bool { return !r.done.Before(at) }
 	choose := func(r scheduleRecord) (time.Time, error) {
 		if over(r) {
@@ -304,7 +299,7 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, choose func(r scheduleR
 		if ctx.Err() != nil {
 			return true, err // the caller or a loss has ended the attempt, so it does not count as failed
 		}
-		return true, alsoErr(err, c.recordFailure(ctx, lock, r, at, retries, err))
+		return true, session.JoinErrors([]error{err, c.recordFailure(ctx, lock, r, at, retries, err)})
 	}
 	// f has done its work, so the success is recorded even if ctx has ended. But when ctx has
 	// ended, the caller does not wait for servers that do not answer.
@@ -517,21 +512,16 @@ func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
 // Run returns nil when the timetable has no further instant. It returns an error if ctx ends, if
 // the Session is closed, or if a retry cannot help. A timetable that counts from t, like
 // robfig/cron's @every, is [ErrInvalid].
-func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
-	err := c.misuse()
+func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) (err error) {
+	defer c.wrap("run", &err)
 	switch {
-	case err != nil:
+	case c.misuse() != nil:
+		return c.misuse()
 	case next == nil:
-		err = session.Invalid("the timetable is nil")
+		return session.Invalid("the timetable is nil")
 	case f == nil:
-		err = session.Invalid("the function is nil")
-	default:
-		err = c.runAll(ctx, next, f)
+		return session.Invalid("the function is nil")
 	}
-	return opError("run", c.path, err)
-}
-
-func (c *Schedule) runAll(ctx context.Context, next Timetable, f func(ctx context.Context, at time.Time) error) error {
 	began := c.now()
 	if err := timetable.Check(next, began); err != nil {
 		return err

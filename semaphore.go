@@ -246,7 +246,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		} else if ok, err := m.gate.tryLock(ctx); !ok {
 			return nil, err
 		}
-		gate, err := m.gate.current()
+		gate, _, err := m.gate.current(&m.gate.local)
 		if err != nil {
 			return nil, err // impossible: no other code unlocks our gate
 		}
@@ -420,14 +420,8 @@ func (m *Semaphore) resized() string {
 // is taken away: if more than n are held, Acquire waits. If the limit grows, the first waiters get
 // the new permits at once. After Resize, the old limit no longer applies. At its first use, kazoo
 // refuses a limit other than its own; Curator ignores it.
-func (m *Semaphore) Resize(ctx context.Context, n int64) error {
-	return opError("resize", m.path, m.resize(ctx, n))
-}
-
-// The method resize must not lock the gate, because the holder of the gate may be waiting for this
-// Resize. It does not need the gate either: in a transaction that creates permits, the servers
-// check the version of the limit (see the method `make`).
-func (m *Semaphore) resize(ctx context.Context, n int64) error {
+func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
+	defer m.wrap("resize", &err)
 	switch {
 	case m.misuse() != nil:
 		return m.misuse()
@@ -436,6 +430,9 @@ func (m *Semaphore) resize(ctx context.Context, n int64) error {
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
+	// Resize must not lock the gate, because the holder of the gate may be waiting for this Resize. It
+	// does not need the gate either: in a transaction that creates permits, the servers check the
+	// version of the limit (see the method `make`).
 	limit := m.stored(n)
 	ops := []any{
 		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
@@ -737,11 +734,8 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 
 // Release releases n permits of this Semaphore value, from any number of Acquires. If there are
 // fewer, it releases none and returns [ErrNotLocked].
-func (m *Semaphore) Release(n int64) error {
-	return opError("release", m.path, m.release(n))
-}
-
-func (m *Semaphore) release(n int64) error {
+func (m *Semaphore) Release(n int64) (err error) {
+	defer m.wrap("release", &err)
 	switch {
 	case m.misuse() != nil:
 		return m.misuse()
@@ -803,32 +797,26 @@ func (m *Semaphore) Lost() <-chan struct{} {
 
 // Txn is [Mutex.Txn]; it is applied only while m holds all its permits.
 func (m *Semaphore) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	rs, err := m.s.sending(ctx, m.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return m.txn(ctx, ops) })
+	rs, err := m.s.sending(ctx, m.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) {
+		for {
+			a, err := m.standing()
+			if err != nil {
+				return nil, err
+			}
+			rs, err := a.Txn(ctx, ops)
+			if err != ErrNotLocked { // after ErrNotLocked, a Release came first, and the transaction was not applied; another error may have it as its cause
+				return rs, err
+			}
+		}
+	})
 	return rs, opError("txn", m.path, err)
-}
-
-func (m *Semaphore) txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	for {
-		a, err := m.standing()
-		if err != nil {
-			return nil, err
-		}
-		rs, err := a.Txn(ctx, ops)
-		if err != ErrNotLocked { // after ErrNotLocked, a Release came first, and the transaction was not applied; another error may have it as its cause
-			return rs, err
-		}
-	}
 }
 
 // Token is [Mutex.Token] for the permits that m holds. It is greater than the token of any permits
 // that were released or lost before m acquired its latest permits. The tokens of simultaneous
 // holders have no order: a server that checks tokens must remember one for each permit.
-func (m *Semaphore) Token(ctx context.Context) (int64, error) {
-	token, err := m.token(ctx)
-	return token, opError("token", m.path, err)
-}
-
-func (m *Semaphore) token(ctx context.Context) (int64, error) {
+func (m *Semaphore) Token(ctx context.Context) (token int64, err error) {
+	defer m.wrap("token", &err)
 	a, err := m.standing()
 	if err != nil {
 		return 0, err
@@ -850,12 +838,12 @@ func (m *Semaphore) standing() (*lock.Permits, error) {
 }
 
 // Contenders returns the holders, one for each znode of permits, then waiters.
-func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
+func (m *Semaphore) Contenders(ctx context.Context) (out []Contender, err error) {
+	defer m.wrap("contenders", &err)
 	if m.misuse() != nil {
-		return nil, opError("contenders", m.path, m.misuse())
+		return nil, m.misuse()
 	}
-	var out []Contender
-	err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.Names(ctx, m.leases)
 		if err != nil {
 			return err
@@ -864,12 +852,12 @@ func (m *Semaphore) Contenders(ctx context.Context) ([]Contender, error) {
 		return err
 	})
 	if err != nil {
-		return nil, opError("contenders", m.path, err)
+		return nil, err
 	}
 	slices.SortStableFunc(out, func(a, b Contender) int { return a.Since.Compare(b.Since) })
-	waiting, err := contenders(ctx, &m.gate.local.Line, func([]lock.Child, int) (Mode, bool) { return ModePermits, false })
+	waiting, err := m.contenders(ctx, &m.gate.local.Line, func([]lock.Child, int) (Mode, bool) { return ModePermits, false })
 	if err != nil {
-		return nil, opError("contenders", m.path, err)
+		return nil, err
 	}
 	return append(out, waiting...), nil
 }

@@ -21,12 +21,9 @@ import (
 // and the heir leads when f has returned. Called with that context, Transfer returns at once. If
 // the heir leaves the line after e resigned, or ctx ends, the next candidate leads. Candidates of
 // zsync ahead of the heir move to the back; candidates of Curator and kazoo lead first.
-func (e *Election) Transfer(ctx context.Context, to Contender) error {
-	return opError("transfer", e.path, e.transfer(ctx, to))
-}
-
-func (e *Election) transfer(ctx context.Context, to Contender) error {
-	g, err := e.current()
+func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
+	defer e.wrap("transfer", &err)
+	g, _, err := e.current(&e.local)
 	switch {
 	case err != nil:
 		return err

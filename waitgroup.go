@@ -151,11 +151,8 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 //
 // The membership ends with its session, or if another client deletes its znode: Leave then
 // returns [ErrLost]. A round takes 5 round trips.
-func (wg *WaitGroup) Enter(ctx context.Context, n int) error {
-	return opError("enter", wg.path, wg.enter(ctx, n))
-}
-
-func (wg *WaitGroup) enter(ctx context.Context, n int) error {
+func (wg *WaitGroup) Enter(ctx context.Context, n int) (err error) {
+	defer wg.wrap("enter", &err)
 	if wg.misuse() != nil {
 		return wg.misuse()
 	}
@@ -167,7 +164,7 @@ func (wg *WaitGroup) enter(ctx context.Context, n int) error {
 	}
 	_, o := wg.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "double barrier", Name: "enter", Path: wg.path})
 	var g *lock.Grant
-	err := wg.s.m.WhileOpen(ctx, func(ctx context.Context) (err error) {
+	err = wg.s.m.WhileOpen(ctx, func(ctx context.Context) (err error) {
 		g, err = wg.double.Enter(ctx, n)
 		return err
 	})
