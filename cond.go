@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -165,7 +166,8 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 	return nil, session.CtxErr(ctx)
 }
 
-// The method `sleep` waits until p has a signal.
+// The method `sleep` waits until p has a signal or is deleted. While it waits, it passes on the
+// signals of deleted waiters ahead of p.
 func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
@@ -181,40 +183,19 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 		return err
 	}
 	// Only a signal changes the data, so it is not necessary to read them again.
-	return c.guard(ctx, p, names, own.Fired)
-}
-
-// The method `guard` passes on the signals of deleted waiters ahead of p. It returns when the
-// channel `woken` is closed or p's znode is deleted.
-func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <-chan struct{}) error {
 	for {
-		var err error
 		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
 			return err
 		}
 		ahead, err := p.Line.AheadAmong(ctx, p.Incarnation, names, p.Child)
 		if errors.Is(err, session.ErrVanished) {
-			return nil
+			return nil // another client has deleted our znode
 		}
-		if err != nil {
+		if err == nil {
+			err = c.awaitLast(ctx, p.Incarnation, own, ahead)
+		}
+		if err != nil || session.IsClosed(own.Fired) {
 			return err
-		}
-		gone, leave, err := c.watchLast(ctx, p.Incarnation, ahead)
-		if err != nil {
-			return err
-		}
-		select {
-		case <-woken:
-			leave()
-			return nil
-		case <-gone:
-			leave()
-		case <-ctx.Done():
-			leave()
-			return session.CtxErr(ctx)
-		case <-p.Incarnation.Ctx.Done():
-			leave()
-			return session.ErrEnded
 		}
 		if names, err = p.Incarnation.Names(ctx, c.line.Dir); err != nil { // Step 6.
 			return err
@@ -222,31 +203,26 @@ func (c *Cond) guard(ctx context.Context, p *lock.Claim, names []string, woken <
 	}
 }
 
-// watchLast returns a channel that is closed when the last znode of ahead is deleted. If ahead
-// is empty, it returns a nil channel.
+// awaitLast waits until the watch `own` fires or the last znode of ahead is deleted.
 //
 // It is enough to watch that znode. Consider the first waiter W without a signal. Signals go to
 // waiters in their order, so all waiters ahead of W have a signal, and are about to leave. When
 // the last waiter ahead of W has left or crashed, W lists the line, and finds every signal
 // without its waiter.
-func (c *Cond) watchLast(ctx context.Context, inc *session.Incarnation, ahead []lock.Child) (gone <-chan struct{}, leave func(), err error) {
-	if len(ahead) == 0 {
-		return nil, func() {}, nil
+func (c *Cond) awaitLast(ctx context.Context, inc *session.Incarnation, own *conn.Watch, ahead []lock.Child) error {
+	watches := []*conn.Watch{own}
+	if len(ahead) > 0 {
+		last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
+		// A watch of children ignores changes of the data. So it does not fire when that waiter gets a
+		// signal.
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last})
+		defer inc.Watches.Leave(w)
+		if _, _, err := inc.Children(ctx, last); err != nil {
+			return unlessNoNode(err)
+		}
+		watches = append(watches, w)
 	}
-	last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
-	// A watch of children ignores changes of the data. So it does not fire when that waiter gets a
-	// signal.
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last})
-	leave = func() { inc.Watches.Leave(w) }
-	_, _, err = inc.Children(ctx, last)
-	switch {
-	case session.IsNoNode(err):
-		return session.ClosedChan, leave, nil
-	case err != nil:
-		leave()
-		return nil, nil, err
-	}
-	return w.Fired, leave, nil
+	return inc.AwaitAny(ctx, watches, time.Time{})
 }
 
 // The method `take` deletes p's znode and its signal, because the signal has reached the caller
@@ -355,21 +331,6 @@ func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names 
 	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] || !strings.HasPrefix(w.Name, "_c_") }), nil
 }
 
-// Of the signals in `names`, the method `orphans` returns those whose waiters were deleted.
-func (c *Cond) orphans(names []string) []string {
-	present := make(map[string]bool, len(names))
-	for _, name := range names {
-		present[name] = true
-	}
-	var out []string
-	for _, name := range names {
-		if waiter, ok := c.waiterOf(name); ok && !present[waiter] {
-			out = append(out, name)
-		}
-	}
-	return out
-}
-
 // If the waiter of a signal in `names` was deleted, the method `mend` passes the signal on. It
 // returns a listing without such signals. A signal is created while its waiter exists, and the
 // waiter deletes both in one transaction. So if a listing shows a signal without its waiter, the
@@ -377,7 +338,14 @@ func (c *Cond) orphans(names []string) []string {
 func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
 	stays := make(map[string]bool)
 	for {
-		lost := slices.DeleteFunc(c.orphans(names), func(name string) bool { return stays[name] })
+		present := make(map[string]bool, len(names))
+		for _, name := range names {
+			present[name] = true
+		}
+		lost := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+			waiter, ok := c.waiterOf(name)
+			return !ok || present[waiter] || stays[name]
+		})
 		if len(lost) == 0 {
 			return names, nil
 		}
@@ -460,11 +428,8 @@ func unlessChanged(err error) error {
 
 // Signal wakes the waiter that has waited longest, if any. The caller may hold c.L. It gives one
 // signal, even if its session is lost.
-func (c *Cond) Signal(ctx context.Context) error {
-	return opError("signal", c.path, c.signal(ctx))
-}
-
-func (c *Cond) signal(ctx context.Context) error {
+func (c *Cond) Signal(ctx context.Context) (err error) {
+	defer c.wrap("signal", &err)
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -506,11 +471,8 @@ func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 
 // Broadcast wakes all waiters, and does not wait for them. The caller may hold c.L. If ctx ends
 // first, Broadcast may have woken some of them.
-func (c *Cond) Broadcast(ctx context.Context) error {
-	return opError("broadcast", c.path, c.broadcast(ctx))
-}
-
-func (c *Cond) broadcast(ctx context.Context) error {
+func (c *Cond) Broadcast(ctx context.Context) (err error) {
+	defer c.wrap("broadcast", &err)
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -540,17 +502,17 @@ func (c *Cond) broadcast(ctx context.Context) error {
 }
 
 // Contenders returns, in their order, the waiters that have no signal yet.
-func (c *Cond) Contenders(ctx context.Context) ([]Contender, error) {
+func (c *Cond) Contenders(ctx context.Context) (cs []Contender, err error) {
+	defer c.wrap("contenders", &err)
 	if c.misuse() != nil {
-		return nil, opError("contenders", c.path, c.misuse())
+		return nil, c.misuse()
 	}
 	waiting, err := c.unwoken(ctx)
 	if err != nil {
-		return nil, opError("contenders", c.path, err)
+		return nil, err
 	}
-	cs, err := c.contenders(ctx, &c.line, func([]lock.Child, int) (Mode, bool) { return ModeExclusive, false })
-	cs = slices.DeleteFunc(cs, func(d Contender) bool {
+	cs, err = c.contenders(ctx, &c.line, func([]lock.Child, int) (Mode, bool) { return ModeExclusive, false })
+	return slices.DeleteFunc(cs, func(d Contender) bool {
 		return !slices.ContainsFunc(waiting, func(w lock.Child) bool { return w.Name == d.Node })
-	})
-	return cs, opError("contenders", c.path, err)
+	}), err
 }
