@@ -522,11 +522,8 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 
 // Reset deletes the mark, so that the next Do runs its function, also after a panic. A function
 // that is already running still completes the Once.
-func (o *Once) Reset(ctx context.Context) error {
-	return o.fail("reset", o.reset(ctx))
-}
-
-func (o *Once) reset(ctx context.Context) error {
+func (o *Once) Reset(ctx context.Context) (err error) {
+	defer o.wrap("reset", &err)
 	if err := o.check(ctx); err != nil {
 		return err
 	}
@@ -560,19 +557,11 @@ func OnceFunc(s *Session, path string, f func(ctx context.Context) error) func(c
 // error, so that it can undo f, and the next call runs its own f. If the stored bytes cannot be
 // decoded, every call fails until [Once.Reset].
 func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts ...ValueOption) func(ctx context.Context) (T, error) {
-	c := valueSetup(opts)
-	k := newStored(s, path, c.err,
-		func(v T) ([]byte, error) { return codec.Encode(c.codec, v) },
-		func(data []byte) (T, error) { return codec.Decode[T](c.codec, data) })
-	return func(ctx context.Context) (T, error) { return k.get(ctx, f) }
+	return onceValue(s, path, f, opts, codec.Encode[T], codec.Decode[T])
 }
 
 // OnceValues is [OnceValue] for a function of two values.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
-	c := valueSetup(opts)
-	k := newStored(s, path, c.err,
-		func(v codec.Pair[T1, T2]) ([]byte, error) { return codec.EncodePair(c.codec, v) },
-		func(data []byte) (codec.Pair[T1, T2], error) { return codec.DecodePair[T1, T2](c.codec, data) })
 	var both func(ctx context.Context) (codec.Pair[T1, T2], error)
 	if f != nil {
 		both = func(ctx context.Context) (v codec.Pair[T1, T2], err error) {
@@ -580,72 +569,65 @@ func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context)
 			return v, err
 		}
 	}
+	get := onceValue(s, path, both, opts, codec.EncodePair[T1, T2], codec.DecodePair[T1, T2])
 	return func(ctx context.Context) (T1, T2, error) {
-		v, err := k.get(ctx, both)
+		v, err := get(ctx)
 		return v.First, v.Second, err
 	}
 }
 
-// A storedValue holds the value of a OnceValue for this process.
-type storedValue[T any] struct {
-	once   *Once
-	encode func(T) ([]byte, error)
-	decode func([]byte) (T, error)
-
-	mu   sync.Mutex
-	have bool   // whether the other fields are set; guarded by mu
-	data []byte // the bytes from which v and err were decoded; guarded by mu
-	v    T      // guarded by mu
-	err  error  // guarded by mu
-}
-
-func newStored[T any](s *Session, path string, err error, encode func(T) ([]byte, error), decode func([]byte) (T, error)) *storedValue[T] {
+// onceValue does the work of OnceValue. The functions encode and decode convert between a value and
+// its stored form.
+func onceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts []ValueOption, encode func(codec.Encoding, T) ([]byte, error), decode func(codec.Encoding, []byte) (T, error)) func(ctx context.Context) (T, error) {
+	c := valueSetup(opts)
 	o := NewOnce(s, path)
 	o.valued = true
-	if o.err == nil {
-		o.err = err
+	switch {
+	case o.err != nil:
+	case c.err != nil:
+		o.err = c.err
+	case f == nil:
+		o.err = session.Invalid("the function is nil")
 	}
-	return &storedValue[T]{once: o, encode: encode, decode: decode}
-}
-
-// The method `get` returns the value. It runs f if no process has completed the Once yet.
-func (k *storedValue[T]) get(ctx context.Context, f func(ctx context.Context) (T, error)) (T, error) {
-	var own T
-	if k.once.err == nil && f == nil {
-		return own, k.once.fail("do", session.Invalid("the function is nil"))
+	var (
+		mu   sync.Mutex
+		have bool   // whether the variables below are set; guarded by mu
+		last []byte // the bytes from which v and bad were decoded; guarded by mu
+		v    T      // guarded by mu
+		bad  error  // guarded by mu
+	)
+	decoded := func(data []byte) (T, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !have || !bytes.Equal(last, data) {
+			v, bad = decode(c.codec, data)
+			bad = o.fail("decode", bad)
+			have, last = true, data
+		}
+		return v, bad
 	}
-	data, err := k.once.do(ctx, func(ctx context.Context, _ string) (data []byte, err error) {
-		if own, err = f(ctx); err != nil {
-			return nil, err
+	return func(ctx context.Context) (T, error) {
+		var own T
+		data, err := o.do(ctx, func(ctx context.Context, _ string) (data []byte, err error) {
+			if own, err = f(ctx); err != nil {
+				return nil, err
+			}
+			if data, err = encode(c.codec, own); err == nil {
+				err = session.Stored{Path: o.mark.path, Leaf: true}.Check(data)
+			}
+			if err == nil && o.s.m.SizeOf(o.mark.path, data) > session.MaxPacket {
+				err = fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
+			}
+			if err != nil {
+				return nil, o.fail("encode", err)
+			}
+			// Check that the value can be decoded: if it cannot, every later call would fail.
+			_, err = decoded(data)
+			return data, err
+		})
+		if err != nil {
+			return own, err
 		}
-		if data, err = k.encode(own); err != nil {
-			return nil, k.once.fail("encode", err)
-		}
-		if err = (session.Stored{Path: k.once.mark.path, Leaf: true}).Check(data); err != nil {
-			return nil, k.once.fail("encode", err)
-		}
-		if k.once.s.m.SizeOf(k.once.mark.path, data) > session.MaxPacket {
-			return nil, k.once.fail("encode", fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge))
-		}
-		// Check that the value can be decoded: if it cannot, every later call would fail.
-		_, err = k.decoded(data)
-		return data, err
-	})
-	if err != nil {
-		return own, err
+		return decoded(data)
 	}
-	return k.decoded(data)
-}
-
-// The method `decoded` decodes data. If data are the bytes of the last call, it returns the
-// result of the last call.
-func (k *storedValue[T]) decoded(data []byte) (T, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.have || !bytes.Equal(k.data, data) {
-		k.v, k.err = k.decode(data)
-		k.err = k.once.fail("decode", k.err)
-		k.have, k.data = true, data
-	}
-	return k.v, k.err
 }
