@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
@@ -87,19 +86,11 @@ func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
 // The method `stored` returns the path of key's znode, and the stored form of v. It returns an
 // error if that form cannot be stored, or does not fit into a transaction.
 func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
-	if znode, err = m.znode(ctx, key); err != nil {
-		return "", nil, err
+	if znode, err = m.znode(ctx, key); err == nil {
+		extra := 2*m.s.m.SizeOf(m.receipts(), nil) + m.s.m.SizeOf(m.dir(), nil) + 512
+		data, err = encoded(m.s.m, m.codec, v, session.Stored{Path: znode, Leaf: true}, extra)
 	}
-	if data, err = codec.Encode(m.codec, v); err != nil {
-		return "", nil, fmt.Errorf("cannot encode a %T: %w", v, err)
-	}
-	if err = (session.Stored{Path: znode, Leaf: true}).Check(data); err != nil {
-		return "", nil, err
-	}
-	if m.s.m.SizeOf(znode, data)+2*m.s.m.SizeOf(m.receipts(), nil)+m.s.m.SizeOf(m.dir(), nil)+512 > session.MaxPacket {
-		return "", nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
-	}
-	return znode, data, nil
+	return znode, data, err
 }
 
 // Load returns the value and the Version of key, at least as new as the call, or [ErrNoValue]. A
@@ -210,20 +201,14 @@ func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
 
-// The method `deletion` returns the operations that delete a key and count the deletion. Version
-// -1 means any version.
-func (m *Map[V]) deletion(path string, version int32) []any {
-	return []any{&zk.DeleteRequest{Path: path, Version: version}, m.counting()}
-}
-
-// deletionAt returns operations that delete a key whose counter is exactly version. In a
-// request, -1 means any version. So if version is -1, the operations first write the key, which
-// sets the counter to 0: see [session.SwapOps].
-func (m *Map[V]) deletionAt(path string, version int32) []any {
-	if version != -1 {
-		return m.deletion(path, version)
+// The method `deletion` returns operations that delete a key whose counter is exactly version, and
+// count the deletion. In a request, -1 means any version. So if version is -1, the operations first
+// write the key, which sets the counter to 0: see [session.SwapOps].
+func (m *Map[V]) deletion(path string, version int32) (ops []any) {
+	if version == -1 {
+		ops, version = session.SwapOps(path, nil, -1), 0
 	}
-	return append(session.SwapOps(path, nil, -1), m.deletion(path, 0)...)
+	return append(ops, &zk.DeleteRequest{Path: path, Version: version}, m.counting())
 }
 
 // LoadAndDelete deletes key and returns its value, or its decoding error.
@@ -233,7 +218,7 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 		if was = n; n.Stat == nil {
 			return nil
 		}
-		return m.deletionAt(path, n.Stat.Version)
+		return m.deletion(path, n.Stat.Version)
 	})
 	return m.former("loadanddelete", key, was, err)
 }
@@ -291,7 +276,7 @@ func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v 
 // CompareAndDelete deletes key if it has the Version old, and reports if so.
 func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
 	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
-		return m.deletionAt(path, old.version)
+		return m.deletion(path, old.version)
 	})
 }
 
@@ -366,20 +351,25 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 		return nil, err
 	}
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		names, err = m.names(ctx, inc.ChildrenFresh)
+		names, _, err = m.names(ctx, inc.ChildrenFresh)
 		return err
 	})
 	return names, err
 }
 
-// The method `names` lists the names of the keys' znodes with the function `list`.
-func (m *Map[V]) names(ctx context.Context, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) ([]string, error) {
-	names, _, err := list(ctx, m.dir())
-	if session.IsNoNode(err) {
-		return nil, nil
+// The method `names` lists the names of the keys' znodes with the function `list`. The result
+// `listed` is the zxid of the transaction that last created or deleted a child of the map's znode
+// before the listing. It is 0 if the map's znode does not exist.
+func (m *Map[V]) names(ctx context.Context, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) (names []string, listed int64, err error) {
+	names, stat, err := list(ctx, m.dir())
+	switch {
+	case session.IsNoNode(err):
+		return nil, 0, nil
+	case err != nil:
+		return nil, 0, err
 	}
 	// A name that is not the encoding of a key comes from another program.
-	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), err
+	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), stat.Pzxid, nil
 }
 
 // Clear deletes, in several steps, the keys that exist when it is called. A key that is stored
@@ -523,17 +513,9 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	return nodes, err
 }
 
-// readAll lists and reads all keys. The result `listed` is the zxid of the transaction that last
-// created or deleted a child of the map's znode before the listing. It is 0 if the map's znode does
-// not exist.
+// readAll lists and reads all keys. The method `names` explains the result `listed`.
 func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) (nodes map[string]session.Node, listed int64, err error) {
-	names, err := m.names(ctx, func(ctx context.Context, dir string) ([]string, *zk.Stat, error) {
-		names, stat, err := list(ctx, dir)
-		if err == nil {
-			listed = stat.Pzxid
-		}
-		return names, stat, err
-	})
+	names, listed, err := m.names(ctx, list)
 	if err != nil {
 		return nil, 0, err
 	}

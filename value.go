@@ -6,7 +6,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
@@ -138,25 +137,12 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 // The method `encode` returns the stored form of x. It returns an error if that form cannot be
 // stored, or does not fit into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
-	data, err := codec.Encode(v.codec, x)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
-	}
-	if err := v.state().Check(data); err != nil {
-		return nil, err
-	}
-	if v.s.m.SizeOf(v.full(), data)+2*v.s.m.SizeOf(v.receipts(), nil)+256 > session.MaxPacket {
-		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
-	}
-	return data, nil
+	return encoded(v.s.m, v.codec, x, v.state(), 2*v.s.m.SizeOf(v.receipts(), nil)+256)
 }
 
 // Store stores x.
-func (v *Value[T]) Store(ctx context.Context, x T) error {
-	return opError("store", v.path, v.store(ctx, x))
-}
-
-func (v *Value[T]) store(ctx context.Context, x T) error {
+func (v *Value[T]) Store(ctx context.Context, x T) (err error) {
+	defer v.wrap("store", &err)
 	if err := v.check(ctx); err != nil {
 		return err
 	}
@@ -179,12 +165,8 @@ func (v *Value[T]) store(ctx context.Context, x T) error {
 // CompareAndSwap stores x if the value still has the Version old, and reports whether it did. With
 // the zero Version, it stores x if there is no value. After a loss of the servers' data, an old
 // Version matches no new value.
-func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
-	ok, err := v.compareAndSwap(ctx, old, x)
-	return ok, opError("compareandswap", v.path, err)
-}
-
-func (v *Value[T]) compareAndSwap(ctx context.Context, old Version, x T) (bool, error) {
+func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (swapped bool, err error) {
+	defer v.wrap("compareandswap", &err)
 	if err := v.check(ctx); err != nil {
 		return false, err
 	}
@@ -279,7 +261,14 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 	// later reads are fresh.
 	fresh := false
 	for try := 0; ; try++ {
-		x, data, old, err := v.successor(ctx, fresh, f)
+		x, old, err := v.load(ctx, fresh)
+		if err == nil || err == ErrNoValue {
+			x, err = f(x)
+		}
+		var data []byte
+		if err == nil {
+			data, err = v.encode(x)
+		}
 		switch {
 		case err != nil && fresh:
 			return zero, err
@@ -297,31 +286,13 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 			return x, nil
 		}
 		fresh = true
-		if err := v.yield(ctx, try); err != nil {
+		// Wait a little before the next attempt, so that competing processes do not try at the same
+		// times. The wait is short, because one of these processes has succeeded.
+		delay := v.s.m.Config.Retry.Delay(min(try+1, 5)) // it may be the largest Duration
+		if err := v.s.m.Sleep(ctx, dice.Below(max(delay, 1))); err != nil {
 			return zero, err
 		}
 	}
-}
-
-// The method `successor` calls f with the stored value. It returns the result x, its encoded form
-// data, and the Version of the stored value.
-func (v *Value[T]) successor(ctx context.Context, fresh bool, f func(T) (T, error)) (x T, data []byte, old Version, err error) {
-	if x, old, err = v.load(ctx, fresh); err != nil && err != ErrNoValue {
-		return x, nil, old, err
-	}
-	if x, err = f(x); err != nil {
-		return x, nil, old, err
-	}
-	data, err = v.encode(x)
-	return x, data, old, err
-}
-
-// The method `yield` waits a little before the next attempt, so that competing processes do not try
-// at the same times. The wait is short, because one of these processes has succeeded.
-func (v *Value[T]) yield(ctx context.Context, try int) error {
-	const most = 5
-	d := v.s.m.Config.Retry.Delay(min(try+1, most)) // the delay may be the largest Duration
-	return v.s.m.Sleep(ctx, dice.Below(max(d, 1)))
 }
 
 // Watch returns a channel, and sends the value on it now and after each change. It never sends an
