@@ -123,7 +123,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
 			return err
 		}
-		f.sweepSoon(ctx, rw)
+		f.sweepSoon(rw, *came)
 		if v, own = fn(ctx); own != nil {
 			return nil
 		}
@@ -214,23 +214,13 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if err != nil {
 		return fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
-	g, _, err := rw.current(&rw.local)
-	if err != nil {
-		return err
-	}
 	path := session.ChildPath(rw.path, flightResult)
-	_, result, err := f.read(ctx, g)
-	if err != nil {
-		return err
-	}
-	// No other client writes the result while we hold the lock, so it does not change between the read
-	// and the write. If the reply is lost, Txn finds out whether the write was applied.
-	var op any = &zk.SetDataRequest{Path: path, Data: data, Version: -1}
-	if result.Stat == nil {
-		op = &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL}
+	_, err = rw.Txn(ctx, &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL})
+	if session.IsNodeExists(err) { // an expired result
+		_, err = rw.Txn(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
 	}
 	wait := f.sweepAfter()
-	if _, err = rw.Txn(ctx, op); err != nil {
+	if err != nil {
 		wait += time.Minute // the result may be stored in spite of the error, now or later
 	}
 	f.lookAfter(rw.path, wait)
@@ -291,26 +281,22 @@ func (f *Flight[T]) remove(dir string) bool {
 
 // sweepSoon removes the expired results of processes that have ended. It works in the background.
 // All Flights of the Session at the same path share the sweeps. They make only one sweep in the
-// time in which a result expires. The caller holds rw, the lock of a key, for writing.
-func (f *Flight[T]) sweepSoon(ctx context.Context, rw *RWMutex) {
-	if !f.s.swept.Due(f.path, math.MaxInt64) {
+// time in which a result expires. The caller holds rw, the lock of a key, for writing. The argument
+// came is the Stat of the caller's first znode.
+func (f *Flight[T]) sweepSoon(rw *RWMutex, came *zk.Stat) {
+	g, _, err := rw.current(&rw.local)
+	if err != nil || !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
 	}
-	over := func() { f.s.swept.Again(f.path, f.sweepAfter()) }
-	g, _, err := rw.current(&rw.local)
-	if err == nil {
-		var own *zk.Stat
-		if own, _, err = f.read(ctx, g); err == nil {
-			f.s.m.Spawn(func() { defer over(); f.sweep(g.Claim, own) })
-			return
-		}
-	}
-	over()
+	f.s.m.Spawn(func() {
+		defer f.s.swept.Again(f.path, f.sweepAfter())
+		f.sweep(g.Claim, came)
+	})
 }
 
-// The method `sweep` removes the results that had expired when c entered its line. The argument
-// own is the Stat of c's znode.
-func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
+// The method `sweep` removes the results that had expired when the znode with the Stat came was
+// created. The claim c is in the line of a key, which it leaves out.
+func (f *Flight[T]) sweep(c *lock.Claim, came *zk.Stat) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	inc, dir := c.Incarnation, f.s.m.Full(f.path)
@@ -329,7 +315,7 @@ func (f *Flight[T]) sweep(c *lock.Claim, own *zk.Stat) {
 		return
 	}
 	for i, n := range nodes {
-		if n.Stat != nil && !f.fresh(own, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
+		if n.Stat != nil && !f.fresh(came, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
 			f.remove(f.s.m.Bare(strings.TrimSuffix(paths[i], "/"+flightResult)))
 		}
 	}
