@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -197,42 +198,31 @@ const (
 	LossGivenUp                         // WithMaxHold or WithHealth ended the hold, or the servers refused to delete a znode of the session
 )
 
-var lossReasons = map[LossReason]string{
-	LossExpired:   "the session has expired",
-	LossCutOff:    "the session was not confirmed in time",
-	LossPaused:    "the process or its machine was stopped for too long",
-	LossReplaced:  "the session was replaced without notice",
-	LossDeleted:   "the znode was deleted",
-	LossClosed:    "the session was closed",
-	LossSuspended: "the connection dropped",
-	LossGivenUp:   "given up",
+// The map `lossTexts` has the text of each reason, and one word that never changes.
+var lossTexts = map[LossReason][2]string{
+	LossExpired:   {"the session has expired", "expired"},
+	LossCutOff:    {"the session was not confirmed in time", "cut-off"},
+	LossPaused:    {"the process or its machine was stopped for too long", "paused"},
+	LossReplaced:  {"the session was replaced without notice", "replaced"},
+	LossDeleted:   {"the znode was deleted", "deleted"},
+	LossClosed:    {"the session was closed", "closed"},
+	LossSuspended: {"the connection dropped", "suspended"},
+	LossGivenUp:   {"given up", "given-up"},
+	0:             {"for a reason that is not known", "unknown"},
 }
 
 // String returns the reason in words.
 func (r LossReason) String() string {
-	if s := lossReasons[r]; s != "" {
+	if s := lossTexts[r][0]; s != "" {
 		return s
 	}
-	if r == 0 {
-		return "for a reason that is not known"
-	}
 	return fmt.Sprintf("LossReason(%d)", int(r))
-}
-
-var lossWords = map[LossReason]string{
-	LossExpired: "expired", LossCutOff: "cut-off", LossPaused: "paused", LossReplaced: "replaced",
-	LossDeleted: "deleted", LossClosed: "closed", LossSuspended: "suspended", LossGivenUp: "given-up",
 }
 
 // MarshalText returns the reason as one word that never changes, for metrics.
 func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil }
 
-func (r LossReason) word() string {
-	if w := lossWords[r]; w != "" {
-		return w
-	}
-	return "unknown"
-}
+func (r LossReason) word() string { return cmp.Or(lossTexts[r][1], lossTexts[0][1]) }
 
 // lossWord returns the reason of a loss as one word, and the time since which the hold was not
 // valid.
