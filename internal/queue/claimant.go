@@ -220,6 +220,7 @@ func (c *claimant) finish() {
 	}
 	if made && c.inc.Ctx.Err() == nil {
 		c.inc.Delete(&session.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
+		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // the elements are free: wakes the consumers of this session
 	}
 	left()
 }
@@ -255,6 +256,8 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 		return nil, session.ErrEnded
 	case c.q.m.Failure() != nil || err != nil:
 		return nil, cmp.Or(c.q.m.Failure(), err)
+	case c.held.Err() != nil:
+		return nil, session.ErrVanished
 	case c.outdated(t, es):
 		return nil, nil
 	}
