@@ -42,7 +42,7 @@ type claimant struct {
 	users   int                        // callers of `enlist` that have not called `leave` yet; guarded by mu
 	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
-	known   map[string]*lot            // for each bucket in `items`, the board as the claimant wrote it last; guarded by mu
+	known   map[string]*lot            // for each bucket in `items`, and for others, the board as the claimant wrote it last; guarded by mu
 	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
 	returns []*entry                   // entries that return items; guarded by mu
 	posting bool                       // set while a goroutine writes the `returns`; guarded by mu
@@ -256,7 +256,7 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 		return nil, session.ErrEnded
 	case c.q.m.Failure() != nil || err != nil:
 		return nil, cmp.Or(c.q.m.Failure(), err)
-	case c.held.Err() != nil:
+	case c.held.Err() != nil, c.remade(t):
 		return nil, session.ErrVanished
 	case c.outdated(t, es):
 		return nil, nil
@@ -303,6 +303,19 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 // bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
 
+// The method `remade` reports whether another client has deleted the bucket of `t` and created it
+// again. Then the numbers of its elements begin again, so the claimant gives up its claims.
+func (c *claimant) remade(t *lot) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.known[t.name]
+	if k == nil || k.czxid == t.czxid {
+		return false
+	}
+	c.lose(c.inc.Deleted())
+	return true
+}
+
 // The method `outdated` reports whether the claimant has written the board of `t` since `t` was
 // read. If so, the claimant may have claimed `es` already, and then its line has the numbers of
 // `es`. If the reply to a new claim were lost, that line could not show whether the servers have
@@ -339,7 +352,7 @@ func (c *claimant) next(t *lot) *board {
 
 // wroteLocked records that the claimant has written the board of `t`.
 func (c *claimant) wroteLocked(t *lot) {
-	c.known[t.name] = &lot{bucket: t.bucket, version: t.version, board: t.board}
+	c.known[t.name] = &lot{bucket: t.bucket, czxid: t.czxid, version: t.version, board: t.board}
 	var left []int32 // settled since the call of `next`
 	for _, x := range c.past[t.name] {
 		for n := int64(x.a); n <= int64(x.b); n++ {
@@ -579,7 +592,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 				return nil, err
 			}
 			b, _ := parseBucket(bucket)
-			t = &lot{bucket: b, version: n.Stat.Version, board: parseBoard(n.Data)}
+			t = newLot(b, n)
 		}
 		next := c.next(t)
 		for _, e := range es {
@@ -643,12 +656,12 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 func (c *claimant) dropLocked(it *item, gone bool) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)
-		delete(c.known, it.bucket)
+	}
+	if max(len(c.past), len(c.known)) > maxPast {
+		clear(c.past)
+		clear(c.known)
 	}
 	if gone {
-		if len(c.past) > maxPast {
-			clear(c.past)
-		}
 		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
@@ -667,10 +680,10 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	c.restLocked()
 }
 
-// maxPast is the largest number of buckets in `past`. The claimant never writes the boards of most of
-// them again, because clients delete empty buckets. If it forgets a settled number and then writes the
-// board, the number becomes free there. A consumer that remembers a listing with the deleted element
-// then claims the number, and `fetch` drops it.
+// maxPast is the largest number of buckets in `past` and in `known`. The claimant never writes the
+// boards of most of them again, because clients delete empty buckets. If it forgets a settled number
+// and then writes the board, the number becomes free there. A consumer that remembers a listing with
+// the deleted element then claims the number, and `fetch` drops it.
 const maxPast = 1000
 
 // The method `stands` returns true if the session is confirmed. Then every claim of the claimant is

@@ -33,6 +33,7 @@ import (
 // The type `lot` is a bucket as this client has read it.
 type lot struct {
 	bucket
+	czxid    int64
 	version  int32
 	board    *board          // `bury` moves the lines of deleted marks from here to `dead`
 	dead     map[string]hold // the lines of deleted marks
@@ -46,7 +47,7 @@ type lot struct {
 
 func newLot(b bucket, n session.Node) *lot {
 	return &lot{
-		bucket: b, version: n.Stat.Version, board: parseBoard(n.Data), children: n.Stat.NumChildren, pzxid: n.Stat.Pzxid,
+		bucket: b, czxid: n.Stat.Czxid, version: n.Stat.Version, board: parseBoard(n.Data), children: n.Stat.NumChildren, pzxid: n.Stat.Pzxid,
 		// Cversion is twice the number of creations, minus the number of children. It has 32
 		// bits, so it is negative from 2^30 creations on.
 		last: int32(uint32(n.Stat.Cversion+n.Stat.NumChildren)/2) - 1,
@@ -463,7 +464,7 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 	q.mu.Lock()
 	before := q.listings[t.name]
 	q.mu.Unlock()
-	if before != nil && (before.pzxid == t.pzxid || before.last == t.last && t.dead == nil && !t.keyed) {
+	if before != nil && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
 		t.elements = before.elements
 		return nil
 	}
@@ -480,7 +481,7 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 	if q.listings == nil || len(q.listings) >= maxListings {
 		q.listings = make(map[string]*lot)
 	}
-	q.listings[t.name] = &lot{last: t.last, pzxid: stat.Pzxid, elements: t.elements}
+	q.listings[t.name] = &lot{czxid: t.czxid, last: t.last, pzxid: stat.Pzxid, elements: t.elements}
 	return nil
 }
 

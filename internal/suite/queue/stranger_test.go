@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,4 +51,51 @@ func TestAnOnlyConsumerGetsItsElementAgainThoughItsMarkIsDeleted(t *testing.T) {
 		must(t, soon(t, ch).Ack(t.Context()))
 		wantErr(t, lost.Ack(t.Context()), zsync.ErrLost)
 	})
+}
+
+func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
+	for name, settled := range map[string]bool{"settled": true, "in hand": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				q := zsync.NewQueue[int](open(t, srv), "/q")
+				ch := zsync.NewQueue[int](open(t, srv), "/q").Deliveries(t.Context())
+				wantSentID(t, q, "0", 0, true)
+				wantSentID(t, q, "1", 1, true)
+				for range 2 {
+					if d := soon(t, ch); settled {
+						must(t, d.Ack(t.Context()))
+					}
+				}
+				time.Sleep(time.Second)
+				stranger := plain(t, srv)
+				for _, name := range harness.Children(t, stranger, "/q") {
+					if path := "/q/" + name; strings.HasPrefix(name, "b-") {
+						for _, name := range harness.Children(t, stranger, path) {
+							must(t, stranger.Delete(path+"/"+name, -1))
+						}
+						must(t, stranger.Delete(path, -1))
+						_, err := stranger.Create(path, nil, 0, zk.WorldACL(zk.PermAll))
+						must(t, err)
+					}
+				}
+				wantSentID(t, q, "2", 2, true)
+				wantSentID(t, q, "3", 3, true)
+				before := srv.Counts()
+				must(t, soon(t, ch).Nack())
+				var got []int
+				for range 2 {
+					d := soon(t, ch)
+					got = append(got, d.Value)
+					must(t, d.Ack(t.Context()))
+				}
+				if slices.Sort(got); !slices.Equal(got, []int{2, 3}) {
+					t.Errorf("received %v", got)
+				}
+				if n := srv.Counts().Sub(before).Total(); n > 100 {
+					t.Errorf("%d requests", n)
+				}
+				eventuallyEmpty(t, q)
+			})
+		})
+	}
 }
