@@ -391,6 +391,9 @@ func (c *claimant) refuse(e *entry, err error) {
 	c.mu.Unlock()
 	if missing {
 		c.traceDone(trace.Release, trace.Missing, []*item{e.item}, 0)
+		if keyOf(e.item.tag) != "" { // another element of the key may be free
+			c.inc.Multi(session.Finishing, ring(c.q.dir))
+		}
 	}
 }
 

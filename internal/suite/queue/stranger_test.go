@@ -53,6 +53,21 @@ func TestAnOnlyConsumerGetsItsElementAgainThoughItsMarkIsDeleted(t *testing.T) {
 	})
 }
 
+func TestTheNextElementOfAKeyComesThoughTheOneInHandIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithKey(func(int) string { return "key" }))
+		must(t, q.Send(t.Context(), 1, 2))
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Deliveries(t.Context())
+		d := soon(t, ch)
+		time.Sleep(time.Second)
+		must(t, plain(t, srv).Delete("/q/"+d.ID, -1))
+		wantErr(t, d.Ack(t.Context()), zsync.ErrLost)
+		if d := soon(t, ch); d.Value != 2 {
+			t.Errorf("received %d", d.Value)
+		}
+	})
+}
+
 func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 	for name, settled := range map[string]bool{"settled": true, "in hand": false} {
 		t.Run(name, func(t *testing.T) {
