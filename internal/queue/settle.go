@@ -273,7 +273,9 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		case e.fate == Later:
 			at := slotOf(e.item.prio, e.due, time.Now().UnixMilli())
 			var dir string
-			if dir, err = q.slots.bucket(c.inc, at); err == nil {
+			if dir, err = q.slots.bucket(c.inc, at); session.IsNoNode(err) {
+				err = errMissing // another client has deleted the queue
+			} else if err == nil {
 				name := laterName(e.due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
 				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, q.slots.cure(at))
 			}

@@ -114,3 +114,21 @@ func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 		})
 	}
 }
+
+func TestNackAfterOfAnElementOfADeletedQueueIsLostAndKeepsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, o := open(t, srv), open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d, err := q.Receive(t.Context())
+		must(t, err)
+		time.Sleep(time.Second)
+		deleteTree(t, o, "/q")
+		wantErr(t, d.NackAfter(time.Minute), zsync.ErrLost)
+		start := time.Now()
+		must(t, s.Close())
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
