@@ -529,7 +529,10 @@ func (g *shipment) open(prio int, anew func(*session.Incarnation, error) error) 
 		g.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
 		t.version = 0
 	}
-	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, incurable)
+	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, when(session.IsNodeExists, func(*session.Incarnation) error {
+		g.o.tails[prio].bucket++ // another client has created this bucket without the tail: pass over it
+		return nil
+	}))
 	t.made, t.full, t.gone = true, false, false
 	return &t
 }

@@ -115,6 +115,44 @@ func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 	}
 }
 
+func TestSendGoesOnBehindABucketThatAStrangerHasMade(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), counted(1000)...))
+		stranger := plain(t, srv)
+		newest, err := strangersNumber(stranger)
+		must(t, err)
+		_, err = stranger.Create(newest, nil, 0, zk.WorldACL(zk.PermAll))
+		must(t, err)
+		for v := range 10 {
+			must(t, q.Send(within(t, 2*harness.Timeout), 1000+v))
+		}
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+		if got := collect(t, ch, 1010); !slices.Equal(got, counted(1010)) {
+			t.Error("the elements come out of order")
+		}
+		eventuallyEmpty(t, q)
+	})
+}
+
+// strangersNumber returns the path of the bucket that follows the newest.
+func strangersNumber(c *zk.Conn) (string, error) {
+	names, _, err := c.Children("/q")
+	slices.Sort(names)
+	for _, name := range names {
+		if base, ok := strings.CutPrefix(name, "b-"); ok && err == nil {
+			n := []byte(base)
+			for i := len(n) - 1; ; i-- {
+				if n[i]++; n[i] <= '9' {
+					return "/q/b-" + string(n), nil
+				}
+				n[i] = '0'
+			}
+		}
+	}
+	return "", err
+}
+
 func TestNackAfterOfAnElementOfADeletedQueueIsLostAndKeepsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
