@@ -397,12 +397,17 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 // applied the transaction, or may apply it later.
 //
 // If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
-// it, `transact` first writes the mark: from then on, the servers refuse every earlier attempt. Then it
+// it, `transact` first writes the mark: from then on, the servers refuse every earlier attempt. If
+// `touch` is set and the mark was unchanged before that, no attempt was applied. Otherwise, `transact`
 // calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is the
 // zxid of the mark before that write. If an earlier attempt was applied, the responses are nil.
 func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
+	var sent int32 // the version of the mark that the first attempt without a reply expects
 	for try := 0; ; {
 		first := c.check(touch)
+		if w, ok := first.(*zk.SetDataRequest); ok && !open {
+			sent = w.Version
+		}
 		rs = nil
 		p, err := c.inc.StartMulti(session.Finishing, append([]any{first}, ops...))
 		if err == nil {
@@ -423,10 +428,10 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			}
 			try++
 		case open:
-			zxid, err := c.fence()
+			was, err := c.fence()
 			done := false
-			if err == nil {
-				done, err = applied(zxid)
+			if err == nil && !(touch && was.Version == sent) {
+				done, err = applied(was.Mzxid)
 			}
 			if err != nil {
 				return nil, true, c.unknown(err)
@@ -524,8 +529,8 @@ func (c *claimant) unchecked(op any, err error) error {
 
 // The method `fence` writes the mark, or creates it. From then on, the servers refuse every earlier
 // attempt that has no reply, because such an attempt expects the old version of the mark, or creates
-// the mark. The result `zxid` is the zxid of the mark before that.
-func (c *claimant) fence() (zxid int64, err error) {
+// the mark. The result `was` is the Stat of the mark before that.
+func (c *claimant) fence() (was zk.Stat, err error) {
 	c.mu.Lock()
 	version, made := c.version, c.made
 	c.mu.Unlock()
@@ -534,27 +539,29 @@ func (c *claimant) fence() (zxid int64, err error) {
 		op := c.check(false)
 		if _, err := c.inc.Multi(ctx, op); err == nil || session.IsNodeExists(err) { // NodeExists: an earlier attempt was applied
 			c.exists(nil)
-			return 0, nil
+			return was, nil
 		} else if err = c.unchecked(op, err); err != nil {
-			return 0, err
+			return was, err
 		}
 	}
 	stat, err := c.inc.ExistsFresh(ctx, c.path())
 	if stat != nil {
-		zxid = stat.Mzxid
+		was = *stat
 		stat, err = c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
 		if session.IsBadVersion(err) { // an earlier attempt was applied, of this write or of the transaction
-			stat, err = c.inc.ExistsFresh(ctx, c.path())
+			if stat, err = c.inc.ExistsFresh(ctx, c.path()); stat != nil {
+				was = *stat
+			}
 		}
 	}
 	switch {
 	case session.IsNoNode(err), err == nil && stat == nil:
 		c.lose(c.inc.Deleted())
-		return 0, session.ErrVanished
+		return was, session.ErrVanished
 	case err == nil:
 		c.exists(stat)
 	}
-	return zxid, err
+	return was, err
 }
 
 // The method `flush` returns all items in c.returns, bucket by bucket. The caller has the `turn`.

@@ -3,6 +3,7 @@ package queue
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -113,6 +114,35 @@ func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The servers lose the request of a Txn, and another client deletes the element before the request is
+// sent again.
+func TestATxnThatWasNotAppliedIsNotToldToBeThoughItsElementIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, stranger := open(t, srv), plain(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		d, err := q.Receive(t.Context())
+		must(t, err)
+		id, lost := s.ID(), atomic.Bool{}
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpMulti && lost.CompareAndSwap(false, true) {
+				if err := stranger.Delete("/q/"+d.ID, -1); err != nil {
+					t.Error(err)
+				}
+				return zktest.DropRequest
+			}
+			return zktest.Pass
+		})
+		_, err = d.Txn(t.Context(), &zk.CreateRequest{Path: "/result", Acl: zk.WorldACL(zk.PermAll)})
+		there, _, e := stranger.Exists("/result")
+		must(t, e)
+		if there || !lost.Load() {
+			t.Fatal("the case did not come about")
+		}
+		wantErr(t, err, zsync.ErrLost)
+	})
 }
 
 func TestSendGoesOnBehindABucketThatAStrangerHasMade(t *testing.T) {
