@@ -116,6 +116,7 @@ type finding struct {
 	due    time.Time // time at which an element may next become free without a ring of the bell
 	more   bool      // another bucket may have free elements
 	others bool      // the boards have lines of other marks that exist
+	paused bool      // the queue is paused
 	left   *finding  // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time // when the search ended
 }
@@ -167,7 +168,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 			}
 		}
 		names, _, err := inc.Children(ctx, q.dir)
-		if session.IsNoNode(err) || err == nil && slices.Contains(names, pausedName) {
+		if f.paused = slices.Contains(names, pausedName); f.paused || session.IsNoNode(err) {
 			return f, nil
 		}
 		if err != nil {

@@ -127,13 +127,22 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 			}
 		}
 		// The pump joins its watches before it searches, so it misses no event after the search.
-		watches := []*conn.Watch{inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir})}
+		paused := session.ChildPath(q.dir, pausedName)
+		watches := []*conn.Watch{
+			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir}),
+			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paused}), // another client may delete it without a ring of the bell
+		}
 		if second {
 			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.place.ahead}))
 		} else {
 			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.live}))
 		}
 		found, due, err := p.lookAgain(inc)
+		if err == nil && p.found != nil && p.found.paused {
+			if _, _, err := inc.Get(p.ctx, paused); session.IsNoNode(err) {
+				due = time.Now()
+			}
+		}
 		if err == nil && !found {
 			soon, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
 			unwanted := p.wait(soon, inc, func() bool { return p.waiting > 0 }) != nil
