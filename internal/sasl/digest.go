@@ -74,7 +74,7 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 	if d.proof == "" {
 		return d.respond(given)
 	}
-	if subtle.ConstantTimeCompare([]byte(given.last("rspauth")), []byte(d.proof)) != 1 {
+	if subtle.ConstantTimeCompare([]byte(last(given["rspauth"])), []byte(d.proof)) != 1 {
 		return nil, errors.New("the server has not proved that it knows the password")
 	}
 	d.begun, d.proof = false, ""
@@ -82,9 +82,9 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 }
 
 // The method `respond` returns the response to a challenge.
-func (d *digest) respond(given directives) ([]byte, error) {
-	nonce := given.last("nonce")
-	switch alg := given.last("algorithm"); {
+func (d *digest) respond(given map[string][]string) ([]byte, error) {
+	nonce := last(given["nonce"])
+	switch alg := last(given["algorithm"]); {
 	case nonce == "":
 		return nil, errors.New("the challenge has no nonce")
 	case alg != "md5-sess":
@@ -150,24 +150,22 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// The type `directives` maps each name in a challenge to its values, in order.
-type directives map[string][]string
-
-// The method `last` returns the last value of a name, or "".
-func (d directives) last(name string) string {
-	if v := d[name]; len(v) > 0 {
-		return v[len(v)-1]
+// The function `last` returns the last of `values`, or "".
+func last(values []string) string {
+	if len(values) == 0 {
+		return ""
 	}
-	return ""
+	return values[len(values)-1]
 }
 
-// parseDirectives parses a list of name=value, separated by commas. A value may be quoted.
-func parseDirectives(s string) (directives, error) {
+// parseDirectives parses a list of name=value, separated by commas. A value may be quoted. The
+// result maps each name to its values, in order.
+func parseDirectives(s string) (map[string][]string, error) {
 	const most = 4096
 	if len(s) > most {
 		return nil, fmt.Errorf("a challenge of %d bytes", len(s))
 	}
-	d := directives{}
+	d := make(map[string][]string)
 	for s = strings.Trim(s, ", \t\r\n"); s != ""; s = strings.TrimLeft(s, ", \t\r\n") {
 		name, rest, ok := strings.Cut(s, "=")
 		name = strings.ToLower(strings.TrimSpace(name))
