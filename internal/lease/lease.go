@@ -60,7 +60,7 @@ type Lease struct {
 	handshake *Stamp    // the handshake that continued the session; nil after it is confirmed
 	pending   bool      // the client sent a write together with the handshake, to confirm the handshake
 	seen      []contact // answered, not carried
-	carried   []carried // carried, not confirmed
+	carried   []contact // carried, not confirmed
 }
 
 // A Stamp is the sending time of a packet and its place in the order of packets.
@@ -70,14 +70,11 @@ type Stamp struct {
 	conn  int64
 }
 
-// The type `contact` is a packet that was answered.
-type contact struct{ sent, answered time.Time }
-
-// The type `carried` is for a packet that passed step 2: the learner has reported its contact to
-// the leader. The report may not have arrived yet.
-type carried struct {
-	sent  time.Time
-	event int64 // the value that `events` had at the end of step 2
+// The type `contact` is a packet that was answered. After step 2, it is carried: the learner has
+// reported the contact to the leader. The report may not have arrived yet.
+type contact struct {
+	sent, answered time.Time
+	event          int64 // the value that `events` had at the end of step 2; 0 before
 }
 
 // A Proof is a conclusion from the reply to a request.
@@ -242,7 +239,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	}
 	if p == Quorum { // step 2: s is the write, and carries the latest packet that was answered a gap before s
 		if i := v.ripe(s.At); i >= 0 {
-			v.carried = append(v.carried, carried{v.seen[i].sent, v.events})
+			v.seen[i].event = v.events
+			v.carried = append(v.carried, v.seen[i])
 			v.seen = v.seen[i+1:]
 		}
 	}
@@ -254,7 +252,7 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
-		v.seen = append(v.seen, contact{s.At, now})
+		v.seen = append(v.seen, contact{sent: s.At, answered: now})
 	}
 	return v.Sure != before
 }
