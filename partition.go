@@ -110,12 +110,12 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	r := &partitioning{
 		p: p, f: f, id: id, shards: shards,
 		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
-		plan:  NewValue[spread.Plan](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
+		plan:  NewValue[map[string]string](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]*shardRun),
 	}
 	// If the shards of this member exceeded the size of a plan, no process could store a plan, and
 	// every Run would fail.
-	if _, err := r.plan.encode(spread.Plan{Owners: spread.Balance(nil, map[string][]string{id: shards})}); err != nil {
+	if _, err := r.plan.encode(spread.Balance(nil, map[string][]string{id: shards})); err != nil {
 		return err
 	}
 	// The group and the plan check the ACLs of their own znodes. Check the ACL of path too,
@@ -147,7 +147,7 @@ type partitioning struct {
 	f     func(ctx context.Context, shard string) error
 	id    string
 	group *Group[[]string]
-	plan  *Value[spread.Plan]
+	plan  *Value[map[string]string] // by shard: the id of the member that owns it
 	me    *Membership[[]string]
 
 	shards []string // the sorted shards that this process names
@@ -185,7 +185,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	// is right.
 	for open := true; open; {
 		var there []Member[[]string]
-		var now spread.Plan
+		var now map[string]string
 		select {
 		case there, open = <-members:
 			if open {
@@ -193,7 +193,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 			}
 		case now, open = <-plans:
 			if open {
-				r.told = now.Owners
+				r.told = now
 				r.follow(ctx, now, &runs, report)
 			}
 		case <-r.me.ended:
@@ -239,16 +239,16 @@ func wanted(members []Member[[]string]) map[string][]string {
 // that it receives does not fit the group, and `run` replans.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
-	_, err := r.plan.update(ctx, func(old spread.Plan) (spread.Plan, error) {
+	_, err := r.plan.update(ctx, func(old map[string]string) (map[string]string, error) {
 		members, err := r.group.Members(ctx)
 		if members == nil {
 			return old, err // all other errors concern members without a list of shards
 		}
-		now, out := spread.Fit(old.Owners, wanted(members), func(p spread.Plan) bool { _, err := r.plan.encode(p); return err == nil })
+		now, out := spread.Fit(old, wanted(members), func(plan map[string]string) bool { _, err := r.plan.encode(plan); return err == nil })
 		if slices.Contains(out, r.id) {
 			return old, fmt.Errorf("the %d shards of this process fit into no plan together with those of the %d members before it: %w", len(r.shards), len(members)-1, ErrTooLarge)
 		}
-		if maps.Equal(now.Owners, old.Owners) && old.Owners != nil {
+		if maps.Equal(now, old) && old != nil {
 			return old, unchanged
 		}
 		return now, nil
@@ -262,20 +262,20 @@ func (r *partitioning) replan(ctx context.Context) error {
 // The method `follow` starts the work on the shards that the plan gives to this process, and ends
 // the work on all others. After an earlier Run with the same id, the plan may give us a shard that
 // this process does not name. That shard has no owner until the plan fits.
-func (r *partitioning) follow(ctx context.Context, now spread.Plan, runs *sync.WaitGroup, report func(error)) {
+func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *sync.WaitGroup, report func(error)) {
 	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
 		run := r.mine[shard]
-		if now.Owners[shard] != r.id {
+		if now[shard] != r.id {
 			run.stop(ErrNotLocked)
 		}
 		if session.IsClosed(run.ended) {
 			delete(r.mine, shard)
 		}
 	}
-	for _, shard := range slices.Sorted(maps.Keys(now.Owners)) {
+	for _, shard := range slices.Sorted(maps.Keys(now)) {
 		_, named := slices.BinarySearch(r.shards, shard)
 		former := r.mine[shard]
-		if now.Owners[shard] != r.id || !named || former != nil && former.ctx.Err() == nil {
+		if now[shard] != r.id || !named || former != nil && former.ctx.Err() == nil {
 			continue
 		}
 		owned, stop := context.WithCancelCause(ctx)

@@ -352,18 +352,18 @@ func (a *asker) partition(ctx context.Context) (lines []Line, err error) {
 	if members == nil {
 		return nil, unlessOther(err)
 	}
-	plan, _, err := zsync.NewValue[spread.Plan](a.s, path.Join(a.path, "plan"), zsync.WithCodec(spread.PlanCodec{})).Load(ctx)
+	plan, _, err := zsync.NewValue[map[string]string](a.s, path.Join(a.path, "plan"), zsync.WithCodec(spread.PlanCodec{})).Load(ctx)
 	if err != nil {
 		return nil, unlessOther(err)
 	}
 	shards, owned := map[string]bool{}, 0
-	for shard := range plan.Owners {
+	for shard := range plan {
 		shards[shard] = true
 	}
 	for _, m := range members {
 		var own []string
 		for _, shard := range m.Info {
-			if shards[shard] = true; plan.Owners[shard] == m.ID {
+			if shards[shard] = true; plan[shard] == m.ID {
 				own = append(own, shard)
 			}
 		}

@@ -8,20 +8,15 @@ import (
 	"strings"
 )
 
-// This file stores the result of Balance as a Plan, and makes the Plan small enough for one znode.
+// This file stores the result of Balance as a plan, and makes the plan small enough for one znode.
 // spread.go spreads the shards.
 
-// A Plan records the owner of each shard.
-type Plan struct {
-	Owners map[string]string `json:"owners"` // by shard: the id of the member
-}
-
-// Fit returns the plan that Balance makes, if `fits` accepts that plan. Otherwise, Fit leaves out
+// Fit returns the owners that Balance computes, if `fits` accepts them. Otherwise, Fit leaves out
 // as few members as possible. It leaves out members without shards first. The result `out` lists
 // the ids of the members that are left out. Equal `owners` and equal `wants` give the same result
 // in every process.
-func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bool) (plan Plan, out []string) {
-	if plan = (Plan{Balance(owners, wants)}); fits(plan) {
+func Fit(owners map[string]string, wants map[string][]string, fits func(plan map[string]string) bool) (plan map[string]string, out []string) {
+	if plan = Balance(owners, wants); fits(plan) {
 		return plan, nil
 	}
 	own := make(map[string]bool)
@@ -34,26 +29,29 @@ func Fit(owners map[string]string, wants map[string][]string, fits func(Plan) bo
 		}
 		return strings.Compare(a, b)
 	})
-	of := func(n int) Plan {
+	of := func(n int) map[string]string {
 		some := make(map[string][]string, n)
 		for _, id := range ids[:n] {
 			some[id] = wants[id]
 		}
-		return Plan{Balance(owners, some)}
+		return Balance(owners, some)
 	}
 	n := sort.Search(len(ids)-1, func(n int) bool { return !fits(of(n + 1)) })
 	return of(n), ids[n:]
 }
 
-// A PlanCodec encodes a Plan as JSON. Another program may have written other data. PlanCodec
-// decodes such data as an empty Plan, and a member then replaces the data.
+// A PlanCodec encodes a plan as JSON. A plan is a map[string]string: by shard, the id of the member
+// that owns it. Another program may have written other data. PlanCodec decodes such data as an
+// empty plan, and a member then replaces the data.
 type PlanCodec struct{}
 
-func (PlanCodec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
+func (PlanCodec) Marshal(v any) ([]byte, error) { return json.Marshal(map[string]any{"owners": v}) }
 
 func (PlanCodec) Unmarshal(data []byte, v any) error {
-	if json.Unmarshal(data, v) != nil {
-		*v.(*Plan) = Plan{}
+	var plan struct{ Owners map[string]string }
+	if json.Unmarshal(data, &plan) != nil {
+		plan.Owners = nil
 	}
+	*v.(*map[string]string) = plan.Owners
 	return nil
 }
