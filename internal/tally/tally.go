@@ -111,10 +111,14 @@ func (t *Tally) Done(heard bool) error {
 	case <-t.m.Outage(): // usually the client reconnects at once, and Done can still return the result
 	case <-time.After(session.ReleaseTime):
 	}
-	if _, ok := session.AwaitFor(c.done, session.Grace); ok {
+	session.AwaitFor(c.done, session.Grace)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if session.IsClosed(c.done) {
 		return c.err
 	}
-	return t.owe(c)
+	c.owed = true // from now on, the change is tried again after a refusal
+	return nil
 }
 
 // Wait waits until no task is open.
@@ -158,10 +162,10 @@ func (t *Tally) Wait(ctx context.Context) error {
 func (t *Tally) Count(ctx context.Context) (total int, err error) {
 	const tries = 8
 	err = t.m.During(ctx, func(inc *session.Incarnation) error {
-		as, err := t.read(ctx, inc)
+		as, err := t.read(ctx, inc, inc.NamesFresh)
 		for try := 0; err == nil && len(as) > 0 && try < tries; try++ {
 			last := as
-			if as, err = t.readAgain(ctx, inc); slices.Equal(as, last) {
+			if as, err = t.read(ctx, inc, inc.Names); slices.Equal(as, last) {
 				break
 			}
 		}
@@ -225,18 +229,6 @@ func (t *Tally) takeBackLocked(c *change) {
 	if c.err == nil && c.delta > 0 {
 		t.queueLocked(&change{delta: -c.delta, owed: true, done: make(chan struct{})})
 	}
-}
-
-// The method `owe` returns the result of the change `c`. If there is no result yet, `owe`
-// returns nil. From then on, the change is tried again after a refusal.
-func (t *Tally) owe(c *change) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if session.IsClosed(c.done) {
-		return c.err
-	}
-	c.owed = true
-	return nil
 }
 
 // postponeLocked is called with the changes `cs` and their result `err`. It returns the
@@ -553,7 +545,7 @@ func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
 // except for the change that `curtail` reduces. If another process writes the znodes first,
 // `reach` does nothing.
 func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
-	all, err := t.read(ctx, inc)
+	all, err := t.read(ctx, inc, inc.NamesFresh)
 	if err != nil {
 		return err
 	}
@@ -586,7 +578,7 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 		// The znodes were read one after another. Perhaps there was no instant at which all
 		// of them had these numbers. If a second read finds the same numbers and versions,
 		// all znodes had them when the first read ended.
-		again, err := t.readAgain(ctx, inc)
+		again, err := t.read(ctx, inc, inc.Names)
 		if err != nil || !slices.Equal(all, again) {
 			return err
 		}
@@ -690,18 +682,9 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	return ended, nil
 }
 
-// The method `read` reads all znodes with open tasks, ordered by path.
-func (t *Tally) read(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
-	return t.readFrom(ctx, inc, inc.NamesFresh)
-}
-
-// readAgain reads the same znodes as the method `read`, but without a sync: after `read`,
-// the server has caught up.
-func (t *Tally) readAgain(ctx context.Context, inc *session.Incarnation) ([]openTasks, error) {
-	return t.readFrom(ctx, inc, inc.Names)
-}
-
-func (t *Tally) readFrom(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) ([]openTasks, error) {
+// The method `read` reads all znodes with open tasks, ordered by path. The function `list` is
+// inc.NamesFresh, or inc.Names for a later read: after the first read, the server has caught up.
+func (t *Tally) read(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) ([]openTasks, error) {
 	names, err := list(ctx, t.dir)
 	if err != nil {
 		return nil, err
