@@ -91,25 +91,18 @@ type party struct {
 	name  string // name of its child
 	path  string
 	seq   int32
-	round roundID
-	asked bool // it has sent a request that may make it the keeper
-	tries int  // number of its requests to let a round in, or to become the keeper, that had no answer
+	room  int64 // czxid of the room
+	round int32 // the version that the room's data got when its round was let in
+	asked bool  // it has sent a request that may make it the keeper
+	tries int   // number of its requests to let a round in, or to become the keeper, that had no answer
 
 	// For a party that is inside:
 	hold   *lock.Grant
 	left   bool     // its child is deleted, or will be deleted
-	keeps  bool     // it is certainly the keeper, because it has let the round in
-	others []string // if it is the keeper: the names of the other parties of the round
+	others []string // the names of the other parties of the round, if it has let the round in, and so is the keeper; otherwise nil
 
 	making <-chan struct{} // closed when the request that may make it the keeper is over; nil without such a request
 	going  <-chan struct{} // closed when its deletion of its child has succeeded or failed; nil before the deletion
-}
-
-// A roundID is a unique identifier of a round: the room, and the version that the room's data got
-// when the round was let in.
-type roundID struct {
-	room    int64 // czxid
-	version int32
 }
 
 // The type `round` is a group of parties that were let in together. Their numbers are greater than
@@ -222,10 +215,10 @@ func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+part
 // them come, all parties must leave before a new room can replace the old room.
 const LastParty = 1 << 30
 
-// keeperPath returns the path of the keeper's znode of a round. All parties of the round use this
+// keeperPath returns the path of the keeper's znode of p's round. All parties of the round use this
 // path, and no other round does.
-func (b *DoubleBarrier) keeperPath(id roundID) string {
-	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", id.room, id.version))
+func (b *DoubleBarrier) keeperPath(p *party) string {
+	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", p.room, p.round))
 }
 
 // The reasons for a party to leave a room at once.
@@ -280,15 +273,15 @@ func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	return err
 }
 
-// Membership returns the hold and the round of the membership that the next Leave ends. If there is
-// no membership, it returns nil.
+// Membership returns the hold and the round of the membership that the next Leave ends. Each round
+// has another value. If there is no membership, Membership returns nil.
 func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.inside) == 0 {
 		return nil, nil
 	}
-	return b.inside[0].hold, b.inside[0].round
+	return b.inside[0].hold, b.keeperPath(b.inside[0])
 }
 
 // The method `enter` is the part of Enter in one session. If the room or our child was deleted, the
@@ -306,22 +299,24 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		return nil, err
 	}
 	guid := session.NewGUID()
-	path, room, err := b.arrive(ctx, inc, guid, n)
+	watch := b.watch(inc)
+	made, err := b.arrive(ctx, inc, guid, n)
 	if err != nil {
+		inc.Watches.Leave(watch)
 		b.leaveBehind(guid)
 		return nil, err
 	}
-	me, ok := lock.ParseChild(session.BaseName(path), partyBase)
+	me, ok := lock.ParseChild(session.BaseName(made.Path), partyBase)
 	if !ok {
-		panic("zsync: BUG: created " + path + ", which is no party")
+		panic("zsync: BUG: created " + made.Path + ", which is no party")
 	}
-	p := &party{name: me.Name, path: path, seq: me.Seq}
+	p := &party{name: me.Name, path: made.Path, seq: me.Seq}
 	var s *session.Stake
-	if err = b.await(ctx, inc, room, p, n); err == nil {
+	if err = b.await(ctx, inc, watch, made.Node, made.ReadErr, p, n); err == nil {
 		s, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&lock.Claim{Hold: lock.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: path, Child: me, Unwatched: true}).Grant("enter")
+		p.hold = (&lock.Claim{Hold: lock.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: p.path, Child: me, Unwatched: true}).Grant("enter")
 		return p, nil
 	}
 	// At the same instant, another party may let us in. Then the deletion of our child counts as a
@@ -331,7 +326,7 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
 		refused := gone.Outcome(ctx)
 		if session.IsClosed(gone.Done) {
-			return nil, b.replace(ctx, inc, n, p.round.room, err)
+			return nil, b.replace(ctx, inc, n, p.room, err)
 		}
 		err = refused
 	default:
@@ -417,7 +412,7 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 		}
 		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may
 		// belong to another party.
-		err := inc.RemoveIfData(ctx, b.keeperPath(p.round), p.name)
+		err := inc.RemoveIfData(ctx, b.keeperPath(p), p.name)
 		if session.IsNoNode(err) {
 			err = nil
 		}
@@ -456,57 +451,41 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 	}
 }
 
-// A `seen` is the result of a party's read of the room, after the create of the party's child.
-type seen struct {
-	session.Node
-	err   error
-	watch *conn.Watch // set, unless err is not nil
-}
-
 func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
-// The method `arrive` performs steps 1 and 2.
-func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (path string, room seen, err error) {
+// The method `arrive` performs steps 1 and 2. The caller has joined the watch on the room.
+func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (made session.Creation, err error) {
 	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
-	room.watch = b.watch(inc)
-	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(b.room, name)}, GUID: guid, Data: inc.Manager.Owner, Read: true}
-	if err = inc.CreateEphemeral(ctx, &made); err != nil {
-		inc.Watches.Leave(room.watch)
-	}
-	room.Node, room.err = made.Node, made.ReadErr
-	return made.Path, room, err
+	made = session.Creation{Dir: dir, Paths: []string{session.ChildPath(b.room, name)}, GUID: guid, Data: inc.Manager.Owner, Read: true}
+	err = inc.CreateEphemeral(ctx, &made)
+	return made, err
 }
 
-// The method `read` performs step 2.
-func (b *DoubleBarrier) read(ctx context.Context, inc *session.Incarnation) (room seen) {
-	room.watch = b.watch(inc)
-	room.Data, room.Stat, room.err = inc.Get(ctx, b.room)
-	return room
-}
-
-// The method `await` performs the rest of Enter, after the call of `arrive`.
-func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) error {
+// The method `await` performs the rest of Enter, after the call of `arrive`. The arguments `room`
+// and err are the result of the read of the room. If err is nil, this read has set the watch w.
+func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, w *conn.Watch, room session.Node, err error, p *party, n int) error {
 	for {
-		inside, err := b.look(ctx, inc, room, p, n)
-		inc.Watches.Leave(room.watch)
+		inside := false
+		switch {
+		case session.IsNoNode(err), err == nil && p.room != 0 && p.room != room.Stat.Czxid:
+			err = session.ErrVanished // another client has deleted the room and our child
+		case err == nil:
+			inside, err = b.look(ctx, inc, w, room, p, n)
+		}
+		inc.Watches.Leave(w)
 		if err != nil || inside {
 			return err
 		}
-		room = b.read(ctx, inc)
+		w = b.watch(inc)
+		room.Data, room.Stat, err = inc.Get(ctx, b.room) // Step 2.
 	}
 }
 
-// The method `look` performs steps 3 to 5 once. The argument `room` is the result of step 2.
-func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room seen, p *party, n int) (inside bool, _ error) {
-	switch err := room.err; {
-	case session.IsNoNode(err), err == nil && p.round.room != 0 && p.round.room != room.Stat.Czxid:
-		return false, session.ErrVanished // another client has deleted the room and our child
-	case err != nil:
-		return false, err
-	}
-	p.round = roundID{room.Stat.Czxid, room.Stat.Version + 1}
+// The method `look` performs steps 3 to 5 once. The arguments `room` and w are the result of step 2.
+func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *conn.Watch, room session.Node, p *party, n int) (inside bool, _ error) {
+	p.room, p.round = room.Stat.Czxid, room.Stat.Version+1
 	state, err := parseRoomState(room.Data)
 	switch {
 	case err != nil:
@@ -515,7 +494,7 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room
 		return false, fmt.Errorf("%w %d", errOtherSize, state.n)
 	}
 	if r, ok := state.find(func(r round) bool { return r.has(p.seq) }); ok { // Step 3.
-		p.round.version = r.version
+		p.round = r.version
 		if int(r.last-r.after) > n {
 			// Some parties with numbers in this range were deleted before the round was let in. If
 			// our child still exists, we were let in.
@@ -540,16 +519,16 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, room
 	// joined the watch earlier. Then the watch is older than our read, and may have fired for a
 	// change that our read has shown. If the watch has fired for a write after our read, this
 	// second read is not necessary, but harmless.
-	if session.IsClosed(room.watch.Fired) {
+	if session.IsClosed(w.Fired) {
 		return false, nil
 	}
-	if err := b.awaitWritten(ctx, inc, room.watch, p); err != nil { // Step 5.
+	if err := b.awaitWritten(ctx, inc, w, p); err != nil { // Step 5.
 		return false, err
 	}
 	// Every write of the room lets the next n parties in. If fewer than n parties were ahead of us,
 	// we are among these n. There is one exception: another client has deleted our child before we
 	// watched it. Then Leave reports the loss.
-	return room.watch.Event == zk.EventNodeDataChanged && nth <= n, nil
+	return w.Event == zk.EventNodeDataChanged && nth <= n, nil
 }
 
 // ownAfter is the time that a party waits before it watches its own child. A waiter for a lock
@@ -622,9 +601,9 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	// A party that lists the children after its own create sees all parties before it. So either
 	// these are the first n waiting parties, or the transaction fails.
 	in := waiting[:state.n]
-	next := state.next(p.round.version, all, in)
+	next := state.next(p.round, all, in)
 	data := next.bytes()
-	ops := []any{&zk.SetDataRequest{Path: b.room, Data: data, Version: p.round.version - 1}}
+	ops := []any{&zk.SetDataRequest{Path: b.room, Data: data, Version: p.round - 1}}
 	size := 512 + len(data)
 	others := make([]string, 0, len(in)-1) // not nil
 	for _, c := range in {
@@ -638,7 +617,7 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	if nth == state.n {
 		// The n'th party becomes the keeper of the round. A party behind the round does not: it
 		// will be inside a later round, and could not serve as the keeper of this round then.
-		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p.round), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
+		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
 	if size > session.MaxPacket {
 		return nth, false, session.ErrTooLarge
@@ -647,7 +626,7 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	_, err = inc.AttemptMulti(ctx, ops)
 	switch {
 	case err == nil && nth == state.n:
-		p.keeps, p.others = true, others
+		p.others = others
 		return nth, true, nil
 	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
 		// We have let the round in, or a party has left, or another party was faster. Look again.
@@ -685,12 +664,12 @@ func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 
 // The method `depart` performs steps 6 to 11.
 func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
-	if p.keeps {
-		p.keeps = false
-		return b.keep(ctx, inc, p)
+	if others := p.others; others != nil {
+		p.others = nil
+		return b.keep(ctx, inc, p, others)
 	}
 	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.keeperPath(p.round)})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.keeperPath(p)})
 		done, err := b.follow(ctx, inc, w, p)
 		inc.Watches.Leave(w)
 		if done || err != nil {
@@ -707,7 +686,7 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	case err != nil:
 		return false, err
 	case unread == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load():
-		return true, b.keep(ctx, inc, p)
+		return true, b.keep(ctx, inc, p, nil)
 	case session.IsNoNode(unread): // Step 8.
 		// There are two possible reasons. The keeper has crashed, or all parties have left and the
 		// event of the keeper's write was lost with the connection. p becomes the keeper, and finds
@@ -734,7 +713,7 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 // If the connection is lost before both replies, the servers may see the read after the deletion.
 // Then the keeper's znode may already be deleted. Step 8 finds that out.
 func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
-	path := b.keeperPath(p.round)
+	path := b.keeperPath(p)
 	if p.left {
 		keeper.Data, keeper.Stat, unread = inc.Get(ctx, path)
 		return keeper, unread, nil
@@ -775,7 +754,7 @@ func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation
 // The method `succeed` performs step 8. If `done` is false and err is nil, p must look again.
 func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
-	create, err := inc.StartCreate(ctx, b.keeperPath(p.round), []byte(p.name), zk.FlagEphemeral)
+	create, err := inc.StartCreate(ctx, b.keeperPath(p), []byte(p.name), zk.FlagEphemeral)
 	if err != nil {
 		return false, err
 	}
@@ -784,7 +763,7 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	switch {
 	case err == nil:
 		// Even if our server has lagged, its state is now at least as new as this create.
-		return true, b.keep(ctx, inc, p)
+		return true, b.keep(ctx, inc, p, nil)
 	case session.IsNoNode(err):
 		return true, nil // the path of the WaitGroup is deleted, so all parties have left
 	case session.IsNodeExists(err):
@@ -798,14 +777,14 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	return false, inc.Pause(ctx, p.tries) // if the znode was created, step 6 finds that we are the keeper
 }
 
-// The method `keep` performs steps 10 and 11.
-func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
-	names, err := p.others, error(nil)
-	if names == nil {
-		names, err = b.rest(ctx, inc, p)
+// The method `keep` performs steps 10 and 11. The argument `others` has the names of the other
+// parties of the round. If it is nil, `keep` finds these parties.
+func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party, others []string) (err error) {
+	if others == nil {
+		others, err = b.rest(ctx, inc, p)
 	}
 	if err == nil {
-		err = b.awaitAll(ctx, inc, names)
+		err = b.awaitAll(ctx, inc, others)
 	}
 	if err == nil {
 		err = b.tell(ctx, inc, p)
@@ -822,7 +801,7 @@ func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 		return nil, err
 	}
 	data, stat, err := inc.Get(ctx, b.room)
-	if session.IsNoNode(err) || err == nil && stat.Czxid != p.round.room {
+	if session.IsNoNode(err) || err == nil && stat.Czxid != p.room {
 		return nil, nil // our room was deleted, so it was empty
 	}
 	if err != nil {
@@ -832,7 +811,7 @@ func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 	if err != nil {
 		return nil, err
 	}
-	r, ok := state.find(func(r round) bool { return r.version == p.round.version })
+	r, ok := state.find(func(r round) bool { return r.version == p.round })
 	if !ok {
 		return nil, nil // the room has no such round, so all its parties have left
 	}
@@ -855,7 +834,7 @@ func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 // The method `tell` performs step 11. The write is the first operation, so the waiting parties get
 // its event. If another client had deleted p's child, the error is ErrLost.
 func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
-	path := b.keeperPath(p.round)
+	path := b.keeperPath(p)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	if !p.left {
 		rs, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.path, Version: -1}))
