@@ -19,9 +19,7 @@ type Ahead struct {
 	mu    sync.Mutex
 	dir   string
 	first []string // names of the first contenders, in order
-	place int      // number of contenders ahead, at the last listing or read
-	head  string   // name of the first contender, if its znode was read; otherwise ""
-	node  session.Node
+	now   Behind   // the number of contenders ahead, at the last listing or read; has a Name if the znode of the first contender was read
 }
 
 // A Behind describes the contenders for which a waiter waits: their number and, if known, the first
@@ -52,11 +50,11 @@ func (a *Ahead) Set(dir string, names []string, place int) {
 }
 
 func (a *Ahead) setLocked(names []string, place int) {
-	a.place = place
 	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
-	if len(names) == 0 || names[0] != a.head {
-		a.head, a.node = "", session.Node{} // the recorded head belongs to another wait, or was deleted
+	if len(names) == 0 || names[0] != a.now.Name {
+		a.now = Behind{} // the recorded contender belongs to another wait, or was deleted
 	}
+	a.now.Place = place
 }
 
 // Forget empties the record `a`, because the waiter is not in the line. If `a` is nil, Forget does
@@ -72,7 +70,7 @@ func (a *Ahead) Forget() {
 func (a *Ahead) Now() Behind {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	b := Behind{Name: a.head, Node: a.node, Place: a.place}
+	b := a.now
 	if b.Name == "" && len(a.first) > 0 {
 		b.Name = a.first[0]
 	}
@@ -141,9 +139,8 @@ func (a *Ahead) look(inc *session.Incarnation) (found bool, err error) {
 	}
 	for i, n := range nodes {
 		if n.Stat != nil {
-			a.head, a.node = first[i], n
+			a.now = Behind{Name: first[i], Node: n, Place: a.now.Place - i}
 			a.first = a.first[i:]
-			a.place -= i
 			return true, nil
 		}
 	}

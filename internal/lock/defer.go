@@ -19,10 +19,7 @@ const priorityMark = "p"
 
 // In a name, the priority is right before the base. Before the priority, a Curator name has a dash,
 // and a kazoo name has hexadecimal digits.
-var (
-	curatorPriority = regexp.MustCompile(`-p(-?\d+)-$`)
-	kazooPriority   = regexp.MustCompile(`^[0-9a-f]{32}p(-?\d+)$`)
-)
+var priorities = regexp.MustCompile(`-p(-?\d+)-$|^[0-9a-f]{32}p(-?\d+)$`)
 
 // WithPriority returns `base` with the priority before it, for the name of a candidate.
 func WithPriority(base string, priority int, kazoo bool) string {
@@ -34,15 +31,11 @@ func WithPriority(base string, priority int, kazoo bool) string {
 
 // priorityOf returns the priority in a candidate's name, or 0 if there is none.
 func priorityOf(c Child) int {
-	before := beforeBase(c)
-	m := curatorPriority.FindStringSubmatch(before)
-	if m == nil {
-		m = kazooPriority.FindStringSubmatch(before)
-	}
+	m := priorities.FindStringSubmatch(beforeBase(c))
 	if m == nil {
 		return 0
 	}
-	p, _ := strconv.Atoi(m[1])
+	p, _ := strconv.Atoi(m[1] + m[2])
 	return p
 }
 

@@ -378,12 +378,8 @@ func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 
 func (c *Claim) leaveLineWatchLocked() {
 	if c.lineWatch != nil {
-		if c.recalls {
-			c.recalls = false
-			c.Incarnation.Watches.Untell(c.lineWatch, c)
-		}
-		c.Incarnation.Watches.Leave(c.lineWatch)
-		c.lineWatch = nil
+		c.Incarnation.Watches.LeaveUntold(c.lineWatch, c)
+		c.lineWatch, c.recalls = nil, false
 	}
 }
 
@@ -412,12 +408,8 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	defer cancel()
 	ctx, stop := c.Line.Manager.Until(ctx, c.Incarnation.Disconnection())
 	defer stop()
-	child := func() Child {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.Child
-	}
-	me := child()
+	path := c.Znode()
+	me, _ := ParseChild(session.BaseName(path), c.Line.Bases...)
 	var lineWatch *conn.Watch
 	if watch {
 		lineWatch = c.Line.joinLineWatch(c.Incarnation)
@@ -428,7 +420,7 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	if err != nil {
 		return false, c.Explain(err) // NoNode: the parent does not exist, so c's znode does not exist either
 	}
-	if child() != me {
+	if c.Znode() != path {
 		// c was downgraded during the listing. So the listing may show the old znode, the new znode
 		// or both. It proves nothing about waiters, and does not show a loss.
 		return true, nil

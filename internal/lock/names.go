@@ -5,6 +5,7 @@ package lock
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -20,25 +21,18 @@ type Child struct {
 	Seq  int32  // the number; wraps after 2^31-1, like the server's counter
 }
 
-// contenderBases has the bases of all contenders of locks and elections, in every layout. The base
-// is the part of a name before the number.
-var contenderBases = []string{"lock-", "__lock__", "__rlock__", "__WRIT__", "__READ__", "latch-"}
-
-// kindOf returns the name of the primitive whose contenders have this base. An article precedes the
-// name.
-func kindOf(base string) string {
-	switch base {
-	case "latch-":
-		return "an Election"
-	case "lock-":
-		return "a Mutex"
-	case "__WRIT__", "__READ__":
-		return "an RWMutex"
-	case "__lock__", "__rlock__":
-		return "a lock of kazoo's layout"
-	}
-	return "another primitive"
+// The map `kinds` has the bases of all contenders of locks and elections, in every layout, and for
+// each base the primitive. The base is the part of a name before the number.
+var kinds = map[string]string{
+	"lock-":     "a Mutex",
+	"__WRIT__":  "an RWMutex",
+	"__READ__":  "an RWMutex",
+	"latch-":    "an Election",
+	"__lock__":  "a lock of kazoo's layout",
+	"__rlock__": "a lock of kazoo's layout",
 }
+
+var contenderBases = slices.Sorted(maps.Keys(kinds))
 
 // Exhausted reports whether c's number is exhausted: a parent gives such a number only after it has
 // given all numbers below 2147483647. See `split`.

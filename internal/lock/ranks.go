@@ -103,7 +103,7 @@ func strangers(names []string, bases []string) (mixed []Child) {
 func unmixed(bases []string, mixed []Child, me *Child) error {
 	for _, c := range mixed {
 		if me == nil || !c.certainlyAfter(*me) {
-			return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", ErrMixed, strings.Clone(c.Name), kindOf(c.Base), kindOf(bases[0]))
+			return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", ErrMixed, strings.Clone(c.Name), kinds[c.Base], kinds[bases[0]])
 		}
 	}
 	return nil
