@@ -4,6 +4,7 @@ package lock
 // release. The wait for the turn is in acquire.go.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -57,7 +58,8 @@ func (c *Claim) Grant(op string) *Grant {
 		c.traceUse(trace.Grant, g.use)
 	}
 	if l := c.Line.Limits; l != nil && c.state == held {
-		g.free = c.limited(l, l.Max, func() bool { return c.standing() && g.lasts })
+		since := c.since
+		g.free = c.limited(l, func() (time.Time, bool) { return since, c.standing() && g.lasts })
 	}
 	c.lost.Add(&g.hook)
 	if c.state == lost && first {
@@ -165,17 +167,24 @@ func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 // refuse the deletion, Release returns after ReleaseTime. In these two cases, the deletion
 // continues in the background. The only error is ErrLost: the claim was lost, perhaps at the last
 // moment.
-func (g *Grant) Release() error {
+func (g *Grant) Release() error { return g.release(g.Claim.GiveBack) }
+
+// The method `release` ends g and its claim. The function `remove` deletes the znode, and returns
+// the loss if the claim was lost before. If the loss is known already, `remove` is not called.
+func (g *Grant) release(remove func() (lost error)) error {
 	c := g.Claim
 	defer g.End() // deferred, so that a loss during finish still ends g as a loss
-	if err := c.finish(); err != nil {
-		return err
+	if lost := c.finish(); lost != nil {
+		return lost
 	}
-	if err := c.Leave().Result(); err != nil {
-		c.lose(err, c.always)
-		return err
+	if lost := remove(); lost != nil {
+		c.lose(lost, func() bool { return true })
+		return lost
 	}
-	c.observeRelease()
+	c.mu.Lock()
+	e := c.event(session.EventReleased, nil)
+	c.mu.Unlock()
+	c.Incarnation.Manager.Observe(e)
 	return nil
 }
 
@@ -185,38 +194,25 @@ func (g *Grant) Release() error {
 // ReleaseBy returns the loss.
 //
 // When f begins, the znode is no longer watched. So its deletion by f does not count as a loss.
-func (g *Grant) ReleaseBy(f func(own string) error) error {
+func (g *Grant) ReleaseBy(f func(own string) error) (err error) {
 	c := g.Claim
-	defer g.End()
-	if err := c.finish(); err != nil {
-		return err
-	}
-	err, lost := f(c.Znode()), error(nil)
-	switch {
-	case err == nil:
-		c.disown()
-	case errors.Is(err, session.ErrVanished):
-		c.disown()
-		lost = c.Incarnation.Deleted()
-		err = lost
-	default:
-		lost = c.Leave().Result()
-	}
-	if lost != nil {
-		c.lose(lost, c.always)
-	} else {
-		c.observeRelease()
-	}
-	return err
+	lost := g.release(func() error {
+		switch err = f(c.Znode()); {
+		case err == nil:
+			c.disown()
+			return nil
+		case errors.Is(err, session.ErrVanished):
+			c.disown()
+			err = c.Incarnation.Deleted()
+			return err
+		}
+		return c.GiveBack()
+	})
+	return cmp.Or(err, lost)
 }
 
 // Left is a variant of Release for a grant whose znode is already deleted, or will be deleted.
-func (g *Grant) Left() {
-	if g.Claim.finish() == nil {
-		g.Claim.observeRelease()
-	}
-	g.End()
-}
+func (g *Grant) Left() { g.release(func() error { return nil }) }
 
 // GiveBack deletes c's znode, like Leave, and waits for the deletion.
 func (c *Claim) GiveBack() error { return c.Leave().Result() }

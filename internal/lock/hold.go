@@ -102,8 +102,6 @@ func (h *Hold) Ending() *session.Ending { return &h.lost }
 // The method `standing` reports whether h is held or kept.
 func (h *Hold) standing() bool { return h.state == held || h.state == kept }
 
-func (h *Hold) always() bool { return true }
-
 // Lose ends h by a loss, if h is held or kept.
 func (h *Hold) Lose(why error) bool { return h.lose(why, h.standing) }
 
@@ -249,14 +247,6 @@ func (h *Hold) leftLocked() <-chan struct{} {
 	return h.left
 }
 
-// observeRelease calls the observer at the end of a release.
-func (h *Hold) observeRelease() {
-	h.mu.Lock()
-	e := h.event(session.EventReleased, nil)
-	h.mu.Unlock()
-	h.Incarnation.Manager.Observe(e)
-}
-
 // giveUp ends h by a loss if `so()` is true. The holder, which may hang, need not do anything.
 //
 // The hooks run first, as with every loss. The client deletes the znodes when the holder has
@@ -395,16 +385,26 @@ type Limits struct {
 	Health func(ctx context.Context) error // called during a hold, if not nil
 }
 
-// The method `limited` starts the limits of h. When h reaches a limit, and `so()` is true at that
-// moment, giveUp ends h by a loss. One limit is a duration, the parameter `most`. The other limit
-// is the function Health. It is called at intervals of a third of the session timeout, and each
-// call must return nil within such an interval. The caller cancels the limits with the result
-// `stop`.
-func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func()) {
+// The method `limited` starts the limits of h. When h reaches a limit, giveUp ends h by a loss. One
+// limit is the duration Max. The function `began` returns the time at which Max begins, or false if
+// h has no limit now. The other limit is the function Health. It is called at intervals of a third
+// of the session timeout, and each call must return nil within such an interval. The caller cancels
+// the limits with the result `stop`. Both `limited` and `began` are called under mu.
+func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)
 	if l.Max > 0 {
-		timer := time.AfterFunc(most, func() { h.giveUp(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max), so) })
+		var timer *time.Timer
+		timer = time.AfterFunc(l.Max, func() {
+			h.giveUp(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max), func() bool {
+				at, ok := began()
+				left := l.Max - time.Since(at)
+				if ok && left > 0 { // `at` has changed: the permits that were the oldest are released
+					timer.Reset(left)
+				}
+				return ok && left <= 0
+			})
+		})
 		context.AfterFunc(ctx, func() { timer.Stop() })
 	}
 	if l.Health != nil {
@@ -417,7 +417,7 @@ func (h *Hold) limited(l *Limits, most time.Duration, so func() bool) (stop func
 					return
 				}
 				if err := l.ask(ctx, period); err != nil {
-					h.giveUp(err, so)
+					h.giveUp(err, func() bool { _, ok := began(); return ok })
 					return
 				}
 			}

@@ -35,8 +35,7 @@ type Permits struct {
 	leases []Permit            // guarded by Hold.mu, like the fields below
 	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
-	free   func()              // cancels the limit Max (Hold.limited); nil without limits
-	health func()              // cancels the calls of Health (Hold.limited); nil without limits
+	free   func()              // stops the limits of p (Hold.limited); nil before the first permit, and without limits
 	within []*session.Function // the program's functions that have acquired permits of p
 	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
@@ -87,7 +86,14 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 	}
 	p.taken = append(p.taken, taking{at: time.Now(), n: n})
 	p.leases = append(p.leases, leases...)
-	p.limit()
+	if l := p.Pool.Limits; l != nil && p.free == nil {
+		p.free = p.limited(l, func() (time.Time, bool) { // Max begins at the acquisition of the oldest permits
+			if !p.standing() || len(p.taken) == 0 {
+				return time.Time{}, false
+			}
+			return p.taken[0].at, true
+		})
+	}
 	p.traceEach(trace.Grant, "", leases...)
 	p.renew()
 	p.n += n
@@ -140,29 +146,6 @@ func (p *Permits) has(path string) bool {
 	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
 }
 
-// The method `limit` starts the limit Max of p (Hold.limited) again. Its time begins at the
-// acquisition of the oldest permits in p. The first call also starts the calls of Health, which
-// continue until the end of p.
-func (p *Permits) limit() {
-	l := p.Pool.Limits
-	if l == nil {
-		return
-	}
-	if p.free != nil {
-		p.free()
-		p.free = nil
-	}
-	if len(p.taken) > 0 {
-		first := p.taken[0].at
-		p.free = p.limited(&Limits{Max: l.Max}, time.Until(first.Add(l.Max)), func() bool {
-			return p.standing() && len(p.taken) > 0 && p.taken[0].at.Equal(first) // false if the oldest permits have just been released
-		})
-		if p.health == nil {
-			p.health = p.limited(&Limits{Health: l.Health}, 0, func() bool { return p.standing() && len(p.taken) > 0 })
-		}
-	}
-}
-
 // Left returns a channel. It is closed when the program has released all permits of p, lost permits
 // included.
 func (p *Permits) Left() <-chan struct{} {
@@ -196,7 +179,6 @@ func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.D
 	}
 	if lost = p.lost.Cause(); lost == nil {
 		p.Pool.Manager.Holds.Add(-n)
-		p.limit()
 		r = p.give(n)
 	}
 	p.n -= n
@@ -378,12 +360,9 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 func (p *Permits) weight() int64 { return p.n }
 func (p *Permits) path() string  { return p.Pool.Manager.Bare(p.Pool.Root) }
 func (p *Permits) unwatch(gone bool) {
-	for _, stop := range []func(){p.free, p.health} {
-		if stop != nil {
-			stop()
-		}
+	if p.free != nil {
+		p.free()
 	}
-	p.free, p.health = nil, nil
 	if gone {
 		drop(p.leases)()
 	}
