@@ -72,7 +72,7 @@ type Election struct {
 type term struct {
 	grant    *lock.Grant
 	stop     context.CancelCauseFunc // ends the context of the function
-	resigned lock.Departure          // the release that Resign has begun, and that Run completes; guarded by Election.mu
+	resigned func() error            // completes the release that Resign has begun; nil before Resign; guarded by Election.mu
 	left     chan struct{}           // closed when the function has returned and the znode is released
 }
 
@@ -152,18 +152,18 @@ func (e *Election) Resign() error {
 // that function has returned.
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
-	d := e.local.BeginRelease(g)
+	finish, found := e.local.BeginRelease(g)
 	t := e.run
-	if t != nil && (t.grant != g || d.None()) {
+	if t != nil && (t.grant != g || !found) {
 		t = nil
 	}
 	if t != nil {
 		t.stop(ErrNotLocked)
-		t.resigned = d
+		t.resigned = finish
 	}
 	e.mu.Unlock()
 	if t == nil {
-		return e.s.m.GiveUp(ctx, d.Finish)
+		return e.s.m.GiveUp(ctx, finish)
 	}
 	if err := g.Err(); err != nil {
 		return err
@@ -254,17 +254,16 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 // returned.
 func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	e.mu.Lock()
-	left := t.resigned
-	resigned := !left.None()
+	release := t.resigned
+	resigned, found := release != nil, true
 	if !resigned {
-		left = e.local.BeginRelease(t.grant)
+		release, found = e.local.BeginRelease(t.grant) // not found if Resign was called before Run called its function
 	}
 	if e.run == t {
 		e.run = nil
 	}
 	e.mu.Unlock()
-	release := left.Finish // Finish returns ErrNotLocked if Resign was called before Run called its function
-	if left.None() && t.grant.Err() != nil {
+	if !found && t.grant.Err() != nil {
 		release = t.grant.Release // after the loss, the next Campaign of this process has begun already
 	}
 	err := d.giveUp(ctx, e.s.m, release)

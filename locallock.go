@@ -127,15 +127,12 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 // acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
 // belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
-	begin := q.BeginUnlock
 	if d != nil {
-		// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may
-		// have the lock. Wait must not release the hold of that Do.
-		begin = q.BeginBare
 		if had, ok := d.mode(); ok && had == mode {
 			from, g := d.now()
 			d.set(q, nil)
-			return from.BeginRelease(g).Finish, func(ctx context.Context) error {
+			finish, _ = from.BeginRelease(g)
+			return finish, func(ctx context.Context) error {
 				g, err := q.reacquire(ctx, mode, true)
 				if err == nil {
 					d.set(q, g)
@@ -144,7 +141,10 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 			}
 		}
 	}
-	return begin(mode).Finish, func(ctx context.Context) error {
+	// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may have
+	// the lock. Wait must not release the hold of that Do.
+	finish, _ = q.BeginUnlock(mode, d != nil)
+	return finish, func(ctx context.Context) error {
 		_, err := q.reacquire(ctx, mode, false)
 		return err
 	}
@@ -242,7 +242,8 @@ func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Con
 func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
 	d := newDoCall(ctx, q.s, q, g)
 	if err := d.function.Begin(); err != nil {
-		q.s.m.GiveUp(ctx, q.BeginRelease(g).Finish)
+		finish, _ := q.BeginRelease(g)
+		q.s.m.GiveUp(ctx, finish)
 		return opError(op, q.Path, err)
 	}
 	return doHolding(ctx, key, d, f, func() error {
@@ -253,7 +254,7 @@ func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant,
 		}
 		return opError(op, q.Path, d.giveUp(ctx, q.s.m, func() error {
 			rest()
-			return q.BeginRelease(g).Finish()
+			return q.Release(g)
 		}))
 	})
 }

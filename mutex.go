@@ -120,7 +120,7 @@ func (m *Mutex) Unlock() error {
 	return opError("unlock", m.path, m.unlock())
 }
 
-func (m *Mutex) unlock() error { return m.local.BeginUnlock(lock.Exclusive).Finish() }
+func (m *Mutex) unlock() error { return m.local.Unlock(lock.Exclusive) }
 
 // Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
 // closed. Unlock does not close it.

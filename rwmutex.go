@@ -181,7 +181,7 @@ func (rw *RWMutex) giveUp(mode lock.HoldMode) error {
 	if rw.misuse() != nil {
 		return rw.misuse()
 	}
-	return rw.local.BeginUnlock(mode).Finish()
+	return rw.local.Unlock(mode)
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.

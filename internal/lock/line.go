@@ -115,12 +115,11 @@ type Claim struct {
 
 	// Only a Lock uses the following fields; guarded by Lock.mu:
 	mode    HoldMode
-	listed  bool          // Lock.list has listed the line for c
 	closed  bool          // no more readers may join
 	open    int32         // number of transactions that are under way, or may still be applied
 	uses    []*Grant      // one for each goroutine that holds c, in the order of the grants
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
-	listing chan struct{} // closed when the listing of Lock.list is answered; nil if no listing is under way
+	listing chan struct{} // closed when the latest listing of Lock.list is answered; nil before the first
 	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way
 	stop    func()        // cancels that Downgrade, unless it is already done
 	timer   *time.Timer   // if c is kept: calls `recall` when c has been kept for the time Lock.Retain

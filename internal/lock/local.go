@@ -378,7 +378,7 @@ func (l *Lock) read(h *Claim) {
 // no watch. Readers of other processes would fire such a watch often, although they block no
 // reader.
 func (l *Lock) list(h *Claim) {
-	if h.listing != nil {
+	if h.listing != nil && !session.IsClosed(h.listing) {
 		return
 	}
 	answered, shared := make(chan struct{}), h.mode == Shared
@@ -392,7 +392,6 @@ func (l *Lock) list(h *Claim) {
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		h.listing, h.listed = nil, true
 		close(answered)
 		if shared {
 			h.passed, h.closed = 0, h.closed || writers || err != nil
@@ -490,25 +489,33 @@ func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 	return l.admit(h, false), false
 }
 
-// BeginUnlock begins to end a use in `mode`, for an Unlock or RUnlock. The caller of Unlock or
-// RUnlock has no handle: it passes no Grant that would identify the use.
-func (l *Lock) BeginUnlock(mode HoldMode) Departure {
-	return l.depart(false, func() (*Claim, int) { return l.anonymous(mode) })
+// Unlock ends a use in `mode`, for an Unlock or RUnlock: see BeginUnlock.
+func (l *Lock) Unlock(mode HoldMode) error {
+	finish, _ := l.BeginUnlock(mode, false)
+	return finish()
 }
 
-// BeginBare is BeginUnlock for a caller inside a Do that has no hold in `mode`. A use that a Do
-// releases belongs to another Do. So BeginBare does not end it.
-func (l *Lock) BeginBare(mode HoldMode) Departure {
+// Release ends the use of g.
+func (l *Lock) Release(g *Grant) error {
+	finish, _ := l.BeginRelease(g)
+	return finish()
+}
+
+// BeginUnlock begins to end a use in `mode`: see `depart`. The caller has no handle: it passes no
+// Grant that would identify the use. If `bare` is true, the caller is inside a Do that has no hold
+// in `mode`. A use that a Do releases belongs to another Do then, and BeginUnlock does not end it.
+func (l *Lock) BeginUnlock(mode HoldMode, bare bool) (finish func() error, found bool) {
 	return l.depart(false, func() (*Claim, int) {
-		if h, i := l.anonymous(mode); h != nil && !h.uses[i].Pinned {
-			return h, i
+		h, i := l.anonymous(mode)
+		if h != nil && bare && h.uses[i].Pinned {
+			return nil, 0
 		}
-		return nil, 0
+		return h, i
 	})
 }
 
 // BeginRelease begins to end the use of g.
-func (l *Lock) BeginRelease(g *Grant) Departure {
+func (l *Lock) BeginRelease(g *Grant) (finish func() error, found bool) {
 	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
 }
 
@@ -517,45 +524,49 @@ func (l *Lock) BeginRelease(g *Grant) Departure {
 // ended the use of w instead of that reader's use. In that case, `renounce` ends the use of that
 // reader.
 func (l *Lock) renounce(w *waiter) error {
-	return l.depart(true, func() (*Claim, int) {
+	finish, _ := l.depart(true, func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
 		if h == nil && w.mode == Shared && !w.pin {
 			return l.anonymous(Shared)
 		}
 		return h, i
-	}).Finish()
-}
-
-// A Departure is the end of one use. The use is chosen when the Departure is made, and Finish does
-// the slow part. So Finish may run later, in another goroutine: it never ends a use that was
-// granted after the Departure was made.
-type Departure struct {
-	lock   *Lock
-	hold   *Claim
-	grant  *Grant        // nil if there was no use to end
-	handle bool          // the caller has the Grant, so the mode does not matter
-	stays  bool          // other goroutines still use the hold
-	moving chan struct{} // if not nil, a Downgrade is under way, and Finish waits until this channel is closed
-	stop   func()        // ends that Downgrade early
+	})
+	return finish()
 }
 
 // The method `depart` calls `find` under mu, to choose a use. It removes this use from its hold.
-func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
+// Then the caller must call `finish` once, which does the slow part. This call may come later, in
+// another goroutine: it never ends a use that was granted after the call of `depart`. If there is
+// no use to end, `found` is false, and `finish` returns ErrNotLocked. The argument `handle` is true
+// if the caller has the Grant, so that the mode of the hold does not matter.
+func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() error, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, i := find()
 	if h == nil {
-		return Departure{}
+		return func() error { return ErrNotLocked }, false
 	}
-	d := Departure{lock: l, hold: h, grant: h.uses[i], handle: handle, moving: h.moving, stop: h.stop}
-	if d.moving != nil {
-		return d
+	g := h.uses[i]
+	if moving, stop := h.moving, h.stop; moving != nil { // a Downgrade is under way
+		return func() error {
+			stop() // perhaps the servers do not answer, and Unlock does not wait for them
+			<-moving
+			finish, _ := l.depart(handle, func() (*Claim, int) {
+				// Unlock has found an exclusive hold. If the Downgrade has made the hold shared, Unlock
+				// does not release the hold.
+				if h, i := l.useOf(g); h != nil && (handle || h.mode == Exclusive) {
+					return h, i
+				}
+				return nil, 0
+			})
+			return finish()
+		}, true
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
-	if h.mode == Shared && !d.grant.Pinned {
-		l.inherit(h, d.grant)
+	if h.mode == Shared && !g.Pinned {
+		l.inherit(h, g)
 	}
-	if l.owed && !d.grant.Pinned {
+	if l.owed && !g.Pinned {
 		// This may be the late release of a lost hold. In that case, the release now ends the present
 		// hold instead, so the present leader must see a loss. The field `owed` stays true, because the
 		// release of the present leader can now come late, too. A release that finds no hold does not
@@ -564,13 +575,14 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) Departure {
 		// A grant of Run is not revoked. Resign ends the context of Run's function, so that function
 		// notices the release. The function may still run for a long time. During this time, the grant
 		// must last: it makes Close wait for the function, and it has the limits of the hold.
-		d.grant.Revoke()
+		g.Revoke()
 	}
-	if d.stays = h.used(); d.stays {
+	if h.used() { // other goroutines still use h
 		h.Err() // if h is lost, Err ends the grant by the loss, for the trace; End would end the grant without a loss
-		d.grant.End()
+		g.End()
+		return h.Err, true
 	}
-	return d
+	return func() error { return l.handOver(h, g) }, true
 }
 
 // The method `inherit` is called when an RUnlock has ended the use g of h. It is called under mu.
@@ -590,32 +602,6 @@ func (l *Lock) inherit(h *Claim, g *Grant) {
 			h.mu.Unlock()
 		}
 	}
-}
-
-// None reports whether d is empty. An empty Departure releases nothing.
-func (d Departure) None() bool { return d.grant == nil }
-
-// Finish completes the release. It must be called once.
-func (d Departure) Finish() error {
-	for d.moving != nil {
-		d.stop() // perhaps the servers do not answer, and Unlock does not wait for them
-		<-d.moving
-		d = d.lock.depart(d.handle, func() (*Claim, int) {
-			// Unlock has found an exclusive hold. If the Downgrade has made the hold shared, Unlock
-			// does not release the hold.
-			if h, i := d.lock.useOf(d.grant); h != nil && (d.handle || h.mode == Exclusive) {
-				return h, i
-			}
-			return nil, 0
-		})
-	}
-	switch {
-	case d.grant == nil:
-		return ErrNotLocked
-	case d.stays:
-		return d.hold.Err()
-	}
-	return d.lock.handOver(d.hold, d.grant)
 }
 
 // handOver ends g, the last use of h, and gives h to the first waiter of this process. If there is
@@ -649,7 +635,7 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 			h.passed = 0
 		} else if h.passed < l.Handoffs {
 			h.passed++
-		} else if answered := h.listing; answered != nil {
+		} else if answered := h.listing; answered != nil && !session.IsClosed(answered) {
 			l.mu.Unlock()
 			<-answered
 			l.mu.Lock()
@@ -659,7 +645,7 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 		}
 		g.End()
 		l.letIn(h)
-		if !h.listed && h.passed > 0 && 2*h.passed >= l.Handoffs {
+		if h.listing == nil && h.passed > 0 && 2*h.passed >= l.Handoffs {
 			l.list(h)
 		}
 		l.mu.Unlock()

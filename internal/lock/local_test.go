@@ -68,17 +68,17 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 		if err := <-failed; !errors.Is(err, context.Canceled) {
 			t.Errorf("the first: %v", err)
 		}
-		harness.Must(t, rival.BeginRelease(held).Finish())
+		harness.Must(t, rival.Release(held))
 		first := <-led
 		if now := childrenOf(t, other); len(now) != 1 || len(names) != 2 || now[0] != names[0] && now[0] != names[1] {
 			t.Errorf("the line was %v, and is %v: want the place of the first", names, now)
 		}
-		harness.Must(t, l.BeginRelease(first).Finish())
+		harness.Must(t, l.Release(first))
 		second := <-led
 		if first.Name() == second.Name() {
 			t.Errorf("handed over: %s", first.Name())
 		}
-		harness.Must(t, l.BeginRelease(second).Finish())
+		harness.Must(t, l.Release(second))
 	})
 }
 
@@ -122,7 +122,7 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	if took := time.Since(start); took > time.Second {
 		t.Errorf("it began %v after the loss", took)
 	}
-	if err := l.BeginUnlock(Exclusive).Finish(); err != nil { // of the first, or of the second
+	if err := l.Unlock(Exclusive); err != nil { // of the first, or of the second
 		t.Errorf("release: %v", err)
 	}
 	<-second.Lost()
@@ -132,13 +132,13 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	<-third.Lost()
 	fourth, _, err := l.Acquire(t.Context(), Exclusive, false)
 	harness.Must(t, err)
-	if d := l.BeginRelease(third); !d.None() {
+	if _, found := l.BeginRelease(third); found {
 		t.Error("the third was released after the fourth had begun")
 	}
 	if err := fourth.Err(); err != nil {
 		t.Errorf("the fourth: %v", err)
 	}
-	harness.Must(t, l.BeginRelease(fourth).Finish())
+	harness.Must(t, l.Release(fourth))
 }
 
 // What was found in a session that has ended meanwhile says nothing of what has been got
@@ -164,14 +164,14 @@ func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T
 		if err := g.Err(); err != nil {
 			t.Errorf("who holds in this session is told: %v", err)
 		}
-		if err := l.BeginUnlock(Exclusive).Finish(); err != nil {
+		if err := l.Unlock(Exclusive); err != nil {
 			t.Errorf("unlock: %v", err)
 		}
 		other := newLock(m)
 		if _, _, err := other.Acquire(harness.Within(t, time.Hour), Exclusive, false); err != nil {
 			t.Errorf("nobody holds it, and an hour later: %v", errors.Unwrap(err))
 		}
-		other.BeginUnlock(Exclusive).Finish()
+		other.Unlock(Exclusive)
 	})
 }
 
@@ -196,7 +196,7 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 		}
 		first, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
-		harness.Must(t, l.BeginRelease(first).Finish())
+		harness.Must(t, l.Release(first))
 		if !isKept() {
 			t.Fatal("the place is not kept: the test shows nothing")
 		}
@@ -207,16 +207,16 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 		}
 		handed := acquire(t, l)
 		synctest.Wait()
-		harness.Must(t, l.BeginRelease(second).Finish())
+		harness.Must(t, l.Release(second))
 		third := <-handed
 		synctest.Wait() // the listing is answered
-		harness.Must(t, l.BeginRelease(third).Finish())
+		harness.Must(t, l.Release(third))
 		if !isKept() || third.Claim != first.Claim {
 			t.Fatal("the place is not kept again: the test shows nothing")
 		}
 		g, _, err := rival.Acquire(harness.Within(t, time.Minute), Exclusive, false)
 		harness.Must(t, err)
-		harness.Must(t, rival.BeginRelease(g).Finish())
+		harness.Must(t, rival.Release(g))
 	})
 }
 
@@ -235,7 +235,7 @@ func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
 		if took, n := time.Since(start), srv.Counts().Sub(before).Total(); n != 0 || took != 0 {
 			t.Errorf("it took %v and %d requests", took, n)
 		}
-		harness.Must(t, l.BeginRelease(held).Finish())
+		harness.Must(t, l.Release(held))
 		if l.Kept.Load() != 1 {
 			t.Error("the place is not kept")
 		}
@@ -261,7 +261,7 @@ func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 		if look(w); !h.Alone() {
 			t.Fatal("another contender is in the line: the test shows nothing")
 		}
-		harness.WantErr(t, l.BeginRelease(g).Finish(), session.ErrLost)
+		harness.WantErr(t, l.Release(g), session.ErrLost)
 		if n := l.Kept.Load(); n != 0 {
 			t.Errorf("%d kept places", n)
 		}
@@ -294,7 +294,7 @@ func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 		if names := childrenOf(t, other); len(names) > 0 {
 			t.Errorf("%q stand in the line", names)
 		}
-		harness.WantErr(t, l.BeginRelease(lost).Finish(), session.ErrLost)
+		harness.WantErr(t, l.Release(lost), session.ErrLost)
 	})
 }
 
@@ -312,6 +312,6 @@ func TestAWaitThatFailsNamesTheHolder(t *testing.T) {
 				t.Errorf("after %v: behind %d, the first is %q; want 1, %q", wait, behind.Place, behind.Name, held.Name())
 			}
 		}
-		harness.Must(t, rival.BeginRelease(held).Finish())
+		harness.Must(t, rival.Release(held))
 	})
 }
