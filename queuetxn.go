@@ -16,13 +16,12 @@ import (
 // The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), the transaction
 // first waits for room. A SendOp costs one more request.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
-	op := QueueOp{out: new(queue.Outgoing), err: q.misuse()}
+	op := QueueOp{out: new(queue.Batch), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {
 		op.err = session.Invalid("SendOp without elements")
 	}
 	if op.err == nil {
-		op.out.Engine = q.q
-		op.out.Batch, op.err = q.fill(queue.Batch{Priority: queue.Middle}, vs)
+		*op.out, op.err = q.fill(queue.Batch{Priority: queue.Middle, To: q.q}, vs)
 	}
 	op.err = opError("send", q.path, op.err)
 	return op

@@ -157,7 +157,7 @@ func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, erro
 
 // A QueueOp is a send as an operation of a transaction, see [Queue.SendOp].
 type QueueOp struct {
-	out *queue.Outgoing
+	out *queue.Batch
 	err error
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -51,24 +50,7 @@ type claimant struct {
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	mute  cooldown          // the servers refuse to let the claimant ring the bell
-	blind cooldown          // the servers refuse to let the claimant create and delete "paused", so its claims do not check for a pause
 	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
-}
-
-// The type `cooldown` records that the servers have refused an operation. The claimant leaves the
-// operation out for the time skipFor. Within that time, an operator may repair the cause.
-type cooldown struct{ until atomic.Int64 } // in Unix nanoseconds
-
-func (r *cooldown) lasts() bool { return time.Now().UnixNano() < r.until.Load() }
-
-// The method `begin` returns false if the cooldown lasts already.
-func (r *cooldown) begin() bool {
-	if r.lasts() {
-		return false
-	}
-	r.until.Store(time.Now().Add(skipFor).UnixNano())
-	return true
 }
 
 // The method `mark` returns the name of the newest claimant's mark, or "" if that claimant's claims
@@ -245,7 +227,7 @@ func (c *claimant) lost() error {
 // written the bucket since `t` was read, `claim` returns no items and no error.
 //
 // The same write also records `es[:hands]` as in hand.
-func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
+func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
 	c.flush() // returned elements may come before `es` in the queue
@@ -263,11 +245,12 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	}
 	next := c.next(t)
 	mine := next.lines[c.mark]
-	mine.claimed = mine.claimed.union(spansOf(numbers(es)))
-	mine.hand = mine.hand.union(spansOf(numbers(es[:hands])))
+	mine.claimed = mine.claimed.union(numbers(es))
+	mine.hand = mine.hand.union(numbers(es[:hands]))
 	next.lines[c.mark] = mine
 	with := t.exclusion(c.q.dir)
-	if !c.blind.lasts() {
+	blind := c.q.Skips.Skipped(pausedName, -1)
+	if !blind {
 		with = append(with, c.q.unpaused()...)
 	}
 	rs, err := c.write(t.name, t.version, next, with...)
@@ -275,7 +258,8 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 		switch {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 			err = nil
-		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && c.blind.begin():
+		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
+			c.q.Skips.skip(pausedName, -1) // this client's claims do not check for a pause
 			err = nil
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
 			c.q.Skips.Unreadable(t.name, -1, t.name, err)
@@ -299,6 +283,46 @@ func (c *claimant) claim(t *lot, es []element, hands int) ([]*item, error) {
 	return items, nil
 }
 
+// The method `obtain` claims elements with the method `claim`, and reads them at the same time. If the
+// claim succeeds, the data is valid: no other consumer has had the elements since the search. The
+// result `ok` says whether the claim has succeeded. Then `items` has no item whose element was deleted,
+// and no item whose element the client cannot read: that one returns to the queue.
+func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok bool, err error) {
+	var nodes []session.Node
+	var failure error
+	done := make(chan struct{})
+	c.q.m.Spawn(func() {
+		defer close(done)
+		nodes, failure = c.inc.GetVisible(session.Finishing, pathsOf(c.q.dir, es, (*element).key))
+	})
+	claimed, err := c.claim(t, es, hands)
+	if err != nil || claimed == nil {
+		return nil, false, err
+	}
+	<-done
+	if failure != nil {
+		for _, it := range claimed {
+			c.decide(it, entry{fate: Return})
+		}
+		return nil, true, failure
+	}
+	c.mu.Lock()
+	for i, n := range nodes {
+		switch it := claimed[i]; {
+		case n.Stat == nil:
+			c.dropLocked(it, true)
+		case hidden(n):
+			c.enterLocked(it, entry{fate: Return})
+			defer c.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
+		default:
+			it.read(n)
+			items = append(items, it)
+		}
+	}
+	c.mu.Unlock()
+	return items, true, nil
+}
+
 // errBarred means that the servers refuse to let this client write a bucket. Consumers skip the
 // bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
@@ -320,13 +344,13 @@ func (c *claimant) remade(t *lot) bool {
 // read. If so, the claimant may have claimed `es` already, and then its line has the numbers of
 // `es`. If the reply to a new claim were lost, that line could not show whether the servers have
 // applied the claim.
-func (c *claimant) outdated(t *lot, es []element) bool {
+func (c *claimant) outdated(t *lot, es []*element) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k := c.known[t.name]; k != nil && k.version > t.version {
 		return true
 	}
-	return slices.ContainsFunc(es, func(e element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
+	return slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
 }
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
@@ -617,7 +641,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.mute.begin() // whatever the reason: without the bell, the board can still be written
+			c.q.Skips.skip(bellName, -1) // whatever the reason: without the bell, the board can still be written
 		case !outrun(err):
 			return nil, err
 		}
@@ -627,7 +651,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 
 // The method `bell` returns the operation that rings the bell, unless the servers have refused it.
 func (c *claimant) bell() []any {
-	if c.mute.lasts() {
+	if c.q.Skips.Skipped(bellName, -1) {
 		return nil
 	}
 	return []any{ring(c.q.dir)}
@@ -672,7 +696,7 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
-	if c.mute.lasts() {
+	if c.q.Skips.Skipped(bellName, -1) {
 		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // wakes the consumers of this session
 	}
 	if len(c.items) > 0 {
@@ -690,7 +714,7 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 // maxPast is the largest number of buckets in `past` and in `known`. The claimant never writes the
 // boards of most of them again, because clients delete empty buckets. If it forgets a settled number
 // and then writes the board, the number becomes free there. A consumer that remembers a listing with
-// the deleted element then claims the number, and `fetch` drops it.
+// the deleted element then claims the number, and `obtain` drops it.
 const maxPast = 1000
 
 // The method `stands` returns true if the session is confirmed. Then every claim of the claimant is

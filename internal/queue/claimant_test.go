@@ -68,7 +68,7 @@ func TestAClaimantForgetsBucketsAndDeliversEachElementOnce(t *testing.T) {
 		c := it.c
 		c.mu.Lock()
 		for i := range 3 * maxPast {
-			c.dropLocked(&item{element: element{bucket: "b-00000-" + strconv.Itoa(i)}, c: c}, true)
+			c.dropLocked(&item{element: &element{bucket: "b-00000-" + strconv.Itoa(i)}, c: c}, true)
 		}
 		forgotten := !c.past[it.bucket].has(it.seq)
 		n := len(c.past)

@@ -21,13 +21,13 @@ import (
 //
 // Clear lists the queue once. It does not remove elements that are sent after that listing.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
-	lots, err := synced(ctx, q.site, q.survey)
+	lots, err := Synced(ctx, q.Common, q.survey)
 	if err != nil {
 		return 0, err
 	}
 	for _, back := range []bool{false, true} { // false: all other elements; true: the elements that were returned with the fate Later
 		for _, was := range slices.Backward(lots) {
-			so := func(e element) bool { return e.seq <= was.last && (e.first > 0) == back }
+			so := func(e *element) bool { return e.seq <= was.last && (e.first > 0) == back }
 			for more := !was.exhausted() && (was.delayed || !back); more; {
 				some := 0
 				_, err := q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
@@ -42,7 +42,7 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 		}
 	}
 	if len(lots) > 1 {
-		_, err = synced(ctx, q.site, q.survey) // deletes the buckets that are empty now
+		_, err = Synced(ctx, q.Common, q.survey) // deletes the buckets that are empty now
 	}
 	return n, err
 }
@@ -63,15 +63,13 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 // faster, removeFree calls `build` again. It returns true if it has removed an element.
 func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
 	for {
-		ops, err := synced(ctx, q.site, build)
+		ops, err := Synced(ctx, q.Common, build)
 		if err != nil || len(ops) == 0 {
 			return false, err
 		}
 		if _, err = q.Commit(ctx, ops); !outrun(err) {
 			return err == nil, err
 		}
-		// A remembered listing may show an element that was removed and left no trace on its board.
-		q.forget()
 	}
 }
 
@@ -79,17 +77,17 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 // has claimed it and `so(e)` is true. In the first bucket with matching elements, the operations
 // remove the last `n` of these elements, as many as fit into a transaction. If that bucket has
 // further matching elements, the result `more` is true.
-func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(element) bool) (ops []any, n int, more bool, err error) {
+func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(*element) bool) (ops []any, n int, more bool, err error) {
 	lots, _, err := q.lots(ctx, inc, buckets, false)
 	if err != nil {
 		return nil, 0, false, err
 	}
 	for _, t := range lots {
+		q.listings.Delete(t.name) // it may show an element that was removed and left no trace on its board
 		if err := q.list(ctx, inc, t); err != nil {
 			return nil, 0, false, err
 		}
-		taken := t.board.taken()
-		es := slices.DeleteFunc(slices.Clone(t.elements), func(e element) bool { return taken.has(e.seq) || !so(e) })
+		es := slices.DeleteFunc(t.unclaimed(), func(e *element) bool { return !so(e) })
 		if len(es) == 0 {
 			continue
 		}
@@ -105,10 +103,10 @@ func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets [
 		}
 		es = es[:n]
 		next := t.next()
-		next.forget(spansOf(numbers(es)))
+		next.forget(numbers(es))
 		ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
 		ops = append(ops, t.exclusion(q.dir)...)
-		if slices.ContainsFunc(es, func(e element) bool { return keyOf(e.tag) != "" }) {
+		if slices.ContainsFunc(es, (*element).keyed) {
 			// Ring the bell: other elements with these keys may be free now, for example elements
 			// that were sent during Clear.
 			ops = append(ops, ring(q.dir))
@@ -125,7 +123,8 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if err != nil && !session.IsNoNode(err) {
 			return nil, err
 		}
-		b, ok := parseBucket(parseNote(data).bucket)
+		_, first := parseNote(data)
+		b, ok := parseBucket(first)
 		if !ok {
 			return nil, nil
 		}
@@ -139,7 +138,7 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		// element in none of them, a consumer has claimed or removed the element.
 		buckets = slices.DeleteFunc(buckets, func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
-		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e element) bool { return strings.HasSuffix(e.tag, tag) })
+		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e *element) bool { return strings.HasSuffix(e.tag, tag) })
 		return ops, err
 	})
 }

@@ -14,8 +14,14 @@ import (
 // A Common is the part of an Engine that all layouts share. dead.go has its dead letters, and
 // sweep.go deletes znodes.
 type Common struct {
-	site
-	cfg     Settings
+	m   *session.Manager
+	cfg Settings
+
+	// The paths of the queue's znodes, as the servers know them.
+
+	dir, live, senders, ids string
+	Receipts, Dead          string // the parents of the receipts of transactions and of the dead letters
+
 	Skips   Skipper
 	unframe func(stored []byte) []byte // returns the producer's data from the data that another library stores; nil if they are the same
 	faults  sync.Map                   // a set of chan error, which receive the errors that keep consumers from consuming
@@ -24,8 +30,10 @@ type Common struct {
 // NewCommon returns the Common of a queue. It does no I/O.
 func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []byte) *Common {
 	dir := m.Full(cfg.Path)
-	at := site{m, cfg.Path, dir, dir + "-live", dir + "-senders", dir + "-ids", dir + "-receipts", dir + "-dead"}
-	q := &Common{site: at, cfg: cfg, unframe: unframe}
+	q := &Common{
+		m: m, cfg: cfg, unframe: unframe,
+		dir: dir, live: dir + "-live", senders: dir + "-senders", ids: dir + "-ids", Receipts: dir + "-receipts", Dead: dir + "-dead",
+	}
 	q.Skips.Complain = q.Complain
 	return q
 }
@@ -34,7 +42,7 @@ func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []b
 // znodes below that parent. It also creates missing parent znodes, so that no other client creates
 // one between this check and the use of the znode. If the Session has no ACL of its own, `vet` does
 // nothing.
-func (q site) vet(ctx context.Context, inc *session.Incarnation) error {
+func (q *Common) vet(ctx context.Context, inc *session.Incarnation) error {
 	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.Dead} {
 		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
 			return err
@@ -67,7 +75,7 @@ func (q *Common) Enter(ctx context.Context, o Joining) *Subscriber {
 
 // Complain reports an error that keeps the consumers from consuming.
 func (q *Common) Complain(err error) {
-	q.m.Log.Error("zsync: cannot consume", "path", q.path, "err", err)
+	q.m.Log.Error("zsync: cannot consume", "path", q.cfg.Path, "err", err)
 	q.faults.Range(func(c, _ any) bool {
 		select {
 		case c.(chan error) <- err:

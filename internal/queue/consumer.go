@@ -1,11 +1,8 @@
 package queue
 
 import (
-	"cmp"
 	"context"
 	"slices"
-
-	"github.com/zsync/zsync/internal/session"
 )
 
 // This file offers claimed elements to the program. A consumer offers an element only while the
@@ -15,52 +12,72 @@ import (
 type consumer struct {
 	*Subscriber
 	Joining
-	q *core
-	p *pump
+	q    *core
+	p    *pump
+	room int // number of elements for which `Next` waits: all of them can be claimed at once
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	return &consumer{q.Enter(ctx, o), o, q, q.join(&q.push, q.cfg.Prefetch)}
+	return &consumer{q.Enter(ctx, o), o, q, q.join(&q.push, q.cfg.Prefetch), 1}
+}
+
+func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
+	o := Joining{Hand: true}
+	room := min(n, maxBatch) // so the sum of all rooms cannot overflow
+	return Receive(&consumer{q.Enter(ctx, o), o, q, q.join(&q.pull, 0), room}, n, got)
 }
 
 func (c *consumer) Leave() { c.Part(c.p.leave) }
 
 func (c *consumer) Next() (Item, error) {
 	for {
-		it, err := c.p.next(c.Ctx, 1, c.Hand, c.Faults)
+		it, err := c.p.next(c.Ctx, c.room, c.Hand, c.Faults)
 		if err != nil {
 			return nil, err
 		}
-		if offer, back := c.q.present(c.Ctx, it, c.Joining); offer {
+		if offer, _ := c.present(it); offer {
 			return it, nil
-		} else if back {
-			it.PutBack()
-		} else {
-			c.p.done()
 		}
 	}
 }
 
+func (c *consumer) Poll() Item {
+	for it := c.p.poll(); it != nil; it = c.p.poll() {
+		if offer, back := c.present(it); offer {
+			return it
+		} else if back {
+			break
+		}
+	}
+	return nil
+}
+
 // The method `present` decides whether a consumer may offer an item. If the result `offer` is true,
-// the caller may offer the item. If the result `back` is true, the caller must put the item back,
-// and a consumer will offer the item again. If both are false, `present` has decided the fate of the item.
-func (q *core) present(ctx context.Context, it *item, o Joining) (offer, back bool) {
+// the caller may offer the item. If the result `back` is true, `present` has put the item back, and a
+// consumer will offer the item again. If both are false, `present` has decided the fate of the item.
+func (c *consumer) present(it *item) (offer, back bool) {
+	q := c.q
 	if !it.decoded && it.fault == nil {
 		q.check(it)
 	}
-	if it.fault != nil && !(it.misfit && o.Odd) {
+	if it.fault != nil && !(it.misfit && c.Odd) {
 		q.setAside(it)
+		c.p.done()
+		return false, false
+	}
+	if c.Hand && q.cfg.MaxAttempts > 0 && !it.noted {
+		it.c.decide(it, entry{fate: Return}) // claimed when all consumers were Recv's: the next claim records the attempt
+		c.p.done()
 		return false, false
 	}
 	// A consumer offers no element while the client is disconnected: the program could take the
 	// element, but the removal could not reach the servers. If the session then expired, another
 	// consumer could get the element too.
-	if o.Hand && q.cfg.MaxAttempts > 0 && !it.noted {
-		it.c.decide(it, entry{fate: Return}) // claimed when all consumers were Recv's: the next claim records the attempt
-		return false, false
+	if it.c.inc.Connection(c.Ctx) != nil || !it.c.stands(c.Ctx) {
+		it.PutBack()
+		return false, true
 	}
-	offer = it.c.inc.Connection(ctx) == nil && it.c.stands(ctx)
-	return offer, !offer
+	return true, false
 }
 
 // The method `spent` makes an item without attempts left a dead letter, and returns true. It leaves
@@ -157,41 +174,4 @@ func (it *item) Context() context.Context {
 func (it *item) Settle(ctx context.Context, s Settlement) error {
 	_, err := it.c.settleNow(ctx, it, entry{fate: s.Fate, bump: !s.Untried, reason: s.Reason, due: dueAt(s.Due)})
 	return err
-}
-
-func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
-	inner, leave := WhileOpen(ctx, q.m)
-	defer leave()
-	if inner.Err() != nil {
-		return cmp.Or(session.CtxErr(ctx), session.ErrClosed)
-	}
-	room := min(n, maxBatch) // so the sum of all rooms cannot overflow
-	p := q.join(&q.pull, 0)
-	defer p.leave()
-	for has := 0; ; {
-		it, err := p.next(inner, room, true, nil)
-		if err != nil {
-			return err
-		}
-		for ; it != nil; it = p.poll() {
-			offer, back := q.present(inner, it, Joining{Hand: true})
-			if back {
-				it.PutBack()
-				break
-			}
-			if offer {
-				got(it)
-				it.Handed()
-				has++
-			} else {
-				p.done()
-			}
-			if has == n {
-				break
-			}
-		}
-		if has > 0 {
-			return nil
-		}
-	}
 }

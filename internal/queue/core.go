@@ -36,7 +36,7 @@ func New(m *session.Manager, cfg Settings) Engine {
 	q := &core{Common: at, producer: producer{Common: at}, trace: m.Trace}
 	q.finder.Common, q.finder.mark, q.out.producer = at, q.mark, &q.producer
 	q.gate = gate{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
-	q.slots.site = at.site
+	q.slots.Common = at
 	return q
 }
 
@@ -60,15 +60,15 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	if err != nil {
 		return err
 	}
-	if err := q.gate.enter(ctx, p, b.NoWait); err != nil {
+	if err := q.gate.enter(ctx, len(p.data), p.id, b.NoWait); err != nil {
 		return err
 	}
 	return q.out.send(p)
 }
 
-// The function `synced` sends a sync request, then calls `f` and returns the result of `f`. If the
-// session ends first, `synced` repeats both steps in the next session.
-func synced[R any](ctx context.Context, q site, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
+// Synced sends a sync request, then calls `f` and returns the result of `f`. If the session ends first,
+// Synced repeats both steps in the next session.
+func Synced[R any](ctx context.Context, q *Common, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if err = inc.Sync(ctx, q.dir); err == nil {
 			r, err = f(ctx, inc)

@@ -67,7 +67,7 @@ func whyName(digits string) string { return "why-" + digits }
 const noGUID = "00000000-0000-0000-0000-000000000000"
 
 // Oversized reports whether `ops` are too large for a transaction with a receipt.
-func (q site) Oversized(ops ...*zk.CreateRequest) bool {
+func (q *Common) Oversized(ops ...*zk.CreateRequest) bool {
 	size := q.m.SizeOf(session.ChildPath(q.Receipts, noGUID), nil)
 	for _, op := range ops {
 		size += q.m.SizeOf(op.Path, op.Data) + q.m.SizeOf(op.Path, nil)
@@ -77,48 +77,40 @@ func (q site) Oversized(ops ...*zk.CreateRequest) bool {
 
 // Report logs that an element has become a dead letter, and calls the observer.
 func (q *Common) Report(key string, err error) {
-	q.m.Log.Error("zsync: an element becomes a dead letter", "path", q.path, "element", key, "err", err)
-	q.m.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.path, Err: err})
+	q.m.Log.Error("zsync: an element becomes a dead letter", "path", q.cfg.Path, "element", key, "err", err)
+	q.m.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.cfg.Path, Err: err})
 }
 
-// A deadName is the parsed name of a dead letter.
-type deadName struct {
-	id     string
-	class  string
-	digits string
-	seq    int32
-}
-
-// parseDead reads the name of a dead letter.
-func parseDead(name string) (deadName, bool) {
+// parseDead returns a Letter with all that the name of a dead letter shows.
+func parseDead(name string) (*Letter, bool) {
 	rest, ok := strings.CutPrefix(name, "dead-")
 	i := len(rest) - len("-0000000000")
 	j := i - letterDigits - 1
 	if !ok || j < 0 || rest[i] != '-' || rest[j] != '-' {
-		return deadName{}, false
+		return nil, false
 	}
 	seq, ok := session.ParseSeq(rest[i+1:])
-	return deadName{id: name, class: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
+	return &Letter{ID: name, Priority: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
 }
 
 // Count returns the number of dead letters.
 func (q *Common) Count(ctx context.Context, inc *session.Incarnation) (int, error) {
-	ds, err := q.names(ctx, inc)
+	ds, err := q.unread(ctx, inc)
 	return len(ds), err
 }
 
-// The method `names` returns the names of the dead letters, the oldest first.
-func (q *Common) names(ctx context.Context, inc *session.Incarnation) ([]deadName, error) {
+// The method `unread` lists the dead letters, the oldest first. It does not read them.
+func (q *Common) unread(ctx context.Context, inc *session.Incarnation) ([]*Letter, error) {
 	names, err := inc.Names(ctx, q.Dead)
-	return parseAll(names, parseDead, func(a, b deadName) int { return cmp.Compare(a.seq-b.seq, 0) }), err
+	return ParseAll(names, parseDead, func(a, b *Letter) int { return cmp.Compare(a.seq-b.seq, 0) }), err
 }
 
 func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return func(yield func(*Letter, error) bool) {
-		var ds []deadName
+		var ds []*Letter
 		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 			if err = inc.VetHere(ctx, q.Dead); err == nil {
-				ds, err = q.names(ctx, inc)
+				ds, err = q.unread(ctx, inc)
 			}
 			return err
 		})
@@ -127,11 +119,11 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 			return
 		}
 		for _, d := range ds {
-			l, err := q.read(ctx, d)
+			err := q.read(ctx, d)
 			if session.IsNoNode(err) {
 				continue
 			}
-			if !yield(l, err) {
+			if !yield(d, err) {
 				return
 			}
 		}
@@ -139,11 +131,10 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 }
 
 // The method `read` reads a dead letter and its reason. If the servers refuse to let the client
-// read the data, the result is a Letter without data and the error zk.ErrNoAuth.
-func (q *Common) read(ctx context.Context, name deadName) (*Letter, error) {
-	d := &Letter{ID: name.id, Priority: name.class}
-	paths := []string{session.ChildPath(q.Dead, name.id), session.ChildPath(q.Dead, whyName(name.digits))}
-	err := q.m.During(ctx, func(inc *session.Incarnation) error {
+// read the data, `d` stays without data, and the error is zk.ErrNoAuth.
+func (q *Common) read(ctx context.Context, d *Letter) error {
+	paths := []string{session.ChildPath(q.Dead, d.ID), session.ChildPath(q.Dead, whyName(d.digits))}
+	return q.m.During(ctx, func(inc *session.Incarnation) error {
 		if err := inc.VetHere(ctx, q.Dead); err != nil {
 			return err // an unauthorized client may have written the letter
 		}
@@ -175,11 +166,10 @@ func (q *Common) read(ctx context.Context, name deadName) (*Letter, error) {
 		}
 		return nil
 	})
-	return d, err
 }
 
 // Commit applies `ops` in one transaction, exactly once, even if sessions end during the call.
-func (q site) Commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+func (q *Common) Commit(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
 	return txns.Across(ctx, q.m, q.Receipts, ops)
 }
 

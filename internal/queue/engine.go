@@ -124,12 +124,7 @@ type Batch struct {
 	Due      time.Time // no consumer claims an element before this time, by the consumer's clock; zero: no delay
 	ID       string    // if not empty: Data must have one element, and Send stores no second element with this ID, see ErrKnown
 	NoWait   bool      // Send returns ErrFull instead of waiting for room
-}
-
-// An Outgoing is a Batch for another queue, as an operation of Item.Txn.
-type Outgoing struct {
-	Engine Engine
-	Batch  Batch
+	To       Engine    // for an operation of Item.Txn: the queue
 }
 
 // An Element is an element that is or was in the queue.
@@ -169,6 +164,10 @@ type Consumer interface {
 	// The caller must call `Taken`, `Handed` or PutBack of the Item before it calls `Next` again.
 	Next() (Item, error)
 
+	// Poll returns another claimed element that the caller may offer now, or nil if none is ready. Apart
+	// from that, it is like `Next`.
+	Poll() Item
+
 	// Leaving returns a channel that is closed when the consumer's context ends or the Session
 	// begins to close.
 	Leaving() <-chan struct{}
@@ -177,6 +176,20 @@ type Consumer interface {
 	// claimed ahead, and waits a moment for that. The caller may call Leave while another goroutine
 	// is in `Next`. A second call of Leave waits for the first.
 	Leave()
+}
+
+// Receive is the method Receive of an Engine that has made `c` for this call.
+func Receive(c Consumer, n int, got func(Item)) error {
+	defer c.Leave()
+	it, err := c.Next()
+	for ; it != nil; it = c.Poll() {
+		got(it)
+		it.Handed()
+		if n--; n == 0 {
+			break
+		}
+	}
+	return err
 }
 
 // An Item is an element that this process has claimed. The claim ends when the Item is settled, or
@@ -220,8 +233,8 @@ type Item interface {
 	Settle(ctx context.Context, s Settlement) error
 
 	// Txn removes the element and applies `ops`, in one transaction and exactly once. An operation
-	// is a request that go-zookeeper's Multi accepts, or an *Outgoing. Txn returns the response to
-	// each operation that is not an Outgoing. If the servers refuse an operation, the element stays
+	// is a request that go-zookeeper's Multi accepts, or a *Batch. Txn returns the response to
+	// each operation that is not a Batch. If the servers refuse an operation, the element stays
 	// claimed, and Txn returns the error of the first refused operation. All other errors are the
 	// errors of Settle.
 	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
@@ -265,6 +278,7 @@ type Listed struct {
 	State Status
 	Due   time.Time // for Delayed: the due time
 	Owner string    // for Claimed: the name of the consumer
+	found *element  // as the layout names it
 }
 
 // Totals are the numbers of elements in a queue.
@@ -297,4 +311,6 @@ type Letter struct {
 
 	Framed []byte   // the data as the queue stores it
 	paths  []string // of the letter's znode and, if it exists, of the znode with the reason
+	digits string   // the random digits in the name
+	seq    int32
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"math"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file finds free elements with few requests, however long the queue is. It does not claim
@@ -38,11 +40,12 @@ type lot struct {
 	board    *board          // `bury` moves the lines of deleted marks from here to `dead`
 	dead     map[string]hold // the lines of deleted marks
 	children int32
-	last     int32     // the highest number that ZooKeeper has assigned in the bucket
-	pzxid    int64     // changes with every element that is added or removed
-	elements []element // read only
-	keyed    bool      // elements of the queue may have keys
-	keys     int32     // version of the znode "keys", which a search reads first
+	last     int32      // the highest number that ZooKeeper has assigned in the bucket
+	pzxid    int64      // changes with every element that is added or removed
+	elements []*element // read only
+	taken    spans      // after `bury`: the numbers that are claimed or never used again
+	keyed    bool       // elements of the queue may have keys
+	keys     int32      // version of the znode "keys", which a search reads first
 }
 
 func newLot(b bucket, n session.Node) *lot {
@@ -56,33 +59,24 @@ func newLot(b bucket, n session.Node) *lot {
 
 // The method `exhausted` returns true if the lot certainly has no free element. It needs no
 // listing.
-func (t *lot) exhausted() bool { return t.children == 0 || t.board.taken().covers(t.last) }
+func (t *lot) exhausted() bool { return t.children == 0 || t.taken.covers(t.last) }
 
-func numbers(es []element) []int32 {
+func numbers(es []*element) spans {
 	ns := make([]int32, len(es))
 	for i, e := range es {
 		ns[i] = e.seq
 	}
-	return ns
+	return spansOf(ns)
 }
 
-// The method `free` returns up to `n` free elements of the lot: no consumer has claimed them, and
-// `may(e)` is true for each. It stops at the first element that is not due yet, and returns the due
-// time of that element.
-func (t *lot) free(n int, may func(element) bool) (es []element, due time.Time) {
-	now, taken := time.Now().UnixMilli(), t.board.taken()
+// The method `unclaimed` returns the elements of the lot that no consumer has claimed.
+func (t *lot) unclaimed() (es []*element) {
 	for _, e := range t.elements {
-		switch {
-		case len(es) == n:
-			return es, due
-		case taken.has(e.seq):
-		case e.due > now:
-			return es, time.UnixMilli(e.due)
-		case may(e):
+		if !t.taken.has(e.seq) {
 			es = append(es, e)
 		}
 	}
-	return es, due
+	return es
 }
 
 // The method `next` returns the board that a client writes after the board of `t`. The new board
@@ -92,7 +86,7 @@ func (t *lot) next() *board {
 	next := &board{maps.Clone(t.board.lines), t.board.gone, maps.Clone(t.board.tried)}
 	var gone spans
 	from := int32(0)
-	for _, there := range spansOf(numbers(t.elements)) {
+	for _, there := range numbers(t.elements) {
 		if from < there.a {
 			gone = append(gone, span{from, there.a - 1})
 		}
@@ -112,13 +106,13 @@ func (t *lot) next() *board {
 // The type `finding` is the result of a search.
 type finding struct {
 	lot    *lot
-	es     []element // free elements of `lot`; empty if the queue has none
-	due    time.Time // time at which an element may next become free without a ring of the bell
-	more   bool      // another bucket may have free elements
-	others bool      // the boards have lines of other marks that exist
-	paused bool      // the queue is paused
-	left   *finding  // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
-	at     time.Time // when the search ended
+	es     []*element // free elements of `lot`; empty if the queue has none
+	due    time.Time  // time at which an element may next become free without a ring of the bell
+	more   bool       // another bucket may have free elements
+	others bool       // the boards have lines of other marks that exist
+	paused bool       // the queue is paused
+	left   *finding   // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
+	at     time.Time  // when the search ended
 }
 
 // The type `finder` looks for free elements.
@@ -127,11 +121,12 @@ type finder struct {
 	keyed atomic.Bool   // elements have had keys
 	mark  func() string // returns the name of this client's mark, or ""
 
-	mu       sync.Mutex
-	listings map[string]*lot // by name of a bucket: the latest, without its board, see the method `list`; guarded by mu
-	alive    map[string]bool // the marks of the last listing; guarded by mu
-	listed   time.Time       // time of that listing; guarded by mu
-	lister   string          // this client's mark at that listing; guarded by mu
+	listings shared.Cache[*lot] // by name of a bucket: the latest, without its board, see the method `list`
+
+	mu     sync.Mutex
+	alive  map[string]bool // the marks of the last listing; guarded by mu
+	listed time.Time       // time of that listing; guarded by mu
+	lister string          // this client's mark at that listing; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -183,7 +178,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys, how); err != nil {
 			return nil, err
 		}
-		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, func(e element) bool { return keyOf(e.tag) != "" }) {
+		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, (*element).keyed) {
 			return f, nil
 		}
 		// The search has found an element with a key, but not the znode "keys". Either a producer
@@ -225,7 +220,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 		if !how.aside {
 			q.deleteEmpty(inc, lots, all[from:])
 		}
-		may := func(e element) bool { return !q.Skips.Skipped(e.bucket, e.seq) }
+		may := func(e *element) bool { return !q.Skips.Skipped(e.bucket, e.seq) }
 		if keys != nil {
 			if may, err = q.guard(ctx, inc, lots, keys.Version); err != nil {
 				return err
@@ -238,7 +233,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 			if err != nil {
 				return err
 			}
-			if f.due = earlier(f.due, due); len(es) > 0 {
+			if f.due = earlier(f.due, due); t != nil {
 				lots = slices.DeleteFunc(lots, func(o *lot) bool { return o == t })
 				f.lot, f.es = t, es
 				f.more = keys == nil && (pick(lots, 1) >= 0 || len(rest) > 0)
@@ -249,8 +244,10 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				break
 			}
 			for _, t := range some {
-				if es, _ := t.free(1, func(e element) bool { return q.Skips.Left(e.bucket, e.seq) }); len(es) > 0 && f.left == nil {
-					f.left = &finding{lot: t, es: es}
+				for _, e := range t.unclaimed() {
+					if f.left == nil && q.Skips.Left(e.bucket, e.seq) {
+						f.left = &finding{lot: t, es: []*element{e}}
+					}
 				}
 			}
 			lots = slices.Delete(lots, i, i+len(some))
@@ -274,65 +271,63 @@ func together(lots []*lot, rest []bucket) (some []*lot, limit int64) {
 	return lots[:n:n], math.MaxInt64
 }
 
-// The method `soonest` lists the `lots`, and returns up to `n` free elements of one of them, like the
-// method `free` of that lot. No other of the lots has an element that comes before them. The periods
-// of delayed lots can overlap, because the period is longer if the delay is longer. So `soonest` looks
-// at the elements of several lots in the order of their times, and lists a lot only if its period has
-// begun by the time of the next element. It stops at the time `limit`: then `whole` is false.
-func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(element) bool) (t *lot, es []element, due time.Time, whole bool, err error) {
-	if first := lots[0]; !first.delayed {
-		if err = q.list(ctx, inc, first); err == nil {
-			es, due = first.free(n, may)
+// The method `soonest` lists the `lots`, and returns up to `n` free elements of one of them, the lot
+// `t`: no consumer has claimed them, and `may(e)` is true for each. No other of the lots has an element
+// that comes before them. If no element is free, `t` is nil. At the first element that is not due yet,
+// `soonest` stops, and returns the due time of that element.
+//
+// The periods of delayed lots can overlap, because the period is longer if the delay is longer. So
+// `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
+// its period has begun by the time of the next element. It stops at the time `limit`: then `whole` is
+// false.
+func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(*element) bool) (t *lot, es []*element, due time.Time, whole bool, err error) {
+	if l := lots[0]; !l.delayed {
+		if err := q.list(ctx, inc, l); err != nil {
+			return nil, nil, due, true, err
 		}
-		return first, es, due, true, err
+		for _, e := range l.elements {
+			if len(es) < n && !l.taken.has(e.seq) && may(e) {
+				t, es = l, append(es, e)
+			}
+		}
+		return t, es, due, true, nil
 	}
-	type line struct {
-		of   *lot
-		left []element // not claimed
+	type candidate struct {
+		*element
+		of *lot
+		at int64 // an element that was due when it was sent counts as due at the beginning of the period
 	}
-	// An element that was due when it was sent counts as due at the beginning of the period.
-	at := func(l *line) int64 { return max(l.left[0].due, l.of.number) }
-	var lines []*line // with elements left
+	var left []candidate // unclaimed elements of the listed lots, in the order of their times
 	for now := time.Now().UnixMilli(); len(es) < n; {
-		var next *line
-		for _, l := range lines {
-			if next == nil || at(l) < at(next) {
-				next = l
+		if len(lots) > 0 && (len(left) == 0 || lots[0].number <= left[0].at) {
+			l := lots[0]
+			if lots = lots[1:]; l.exhausted() {
+				continue
 			}
-		}
-		if len(lots) > 0 && (next == nil || lots[0].number <= at(next)) {
-			if l := lots[0]; !l.exhausted() {
-				if err := q.list(ctx, inc, l); err != nil {
-					return nil, nil, due, true, err
-				}
-				taken := l.board.taken()
-				left := slices.DeleteFunc(slices.Clone(l.elements), func(e element) bool { return taken.has(e.seq) })
-				if len(left) > 0 {
-					lines = append(lines, &line{l, left})
-				}
+			if err := q.list(ctx, inc, l); err != nil {
+				return nil, nil, due, true, err
 			}
-			lots = lots[1:]
+			for _, e := range l.unclaimed() {
+				left = append(left, candidate{e, l, max(e.due, l.number)})
+			}
+			slices.SortStableFunc(left, func(a, b candidate) int { return cmp.Compare(a.at, b.at) })
 			continue
 		}
-		if next == nil {
+		if len(left) == 0 {
 			break
 		}
-		e := next.left[0]
-		if at(next) >= limit {
+		switch e := left[0]; {
+		case e.at >= limit:
 			return t, es, due, false, nil
-		}
-		if e.due > now {
+		case e.due > now:
 			return t, es, time.UnixMilli(e.due), true, nil
+		case !may(e.element):
+		case t != nil && t != e.of:
+			return t, es, due, true, nil
+		default:
+			t, es = e.of, append(es, e.element)
 		}
-		if may(e) {
-			if t != nil && t != next.of {
-				break
-			}
-			t, es = next.of, append(es, e)
-		}
-		if next.left = next.left[1:]; len(next.left) == 0 {
-			lines = slices.DeleteFunc(lines, func(l *line) bool { return l == next })
-		}
+		left = left[1:]
 	}
 	return t, es, due, true, nil
 }
@@ -432,6 +427,9 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 		}
 	}
 	others, err = q.bury(ctx, inc, lots, watch)
+	for _, t := range lots {
+		t.taken = t.board.taken()
+	}
 	return lots, others, err
 }
 
@@ -439,7 +437,7 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 // its data.
 func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength) != len(n.Data) }
 
-// deleteEmpty deletes each empty lot to which producers no longer add elements: the lot has a
+// deleteEmpty forgets the listings of empty lots. It deletes each empty lot to which producers no longer add elements: the lot has a
 // successor, or its time has passed. The argument `all` has the buckets of `lots` and all buckets
 // after them.
 func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
@@ -451,7 +449,10 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 	}
 	over := time.Now().Add(-time.Minute).UnixMilli()
 	for _, t := range lots {
-		if t.children == 0 && (!t.delayed && t.number < newest[t.prio] || t.delayed && t.number < over) {
+		if t.children > 0 {
+			continue
+		}
+		if q.listings.Delete(t.name); !t.delayed && t.number < newest[t.prio] || t.delayed && t.number < over {
 			inc.Tidy(&session.Deletion{Paths: []string{session.ChildPath(q.dir, t.name)}})
 		}
 	}
@@ -462,10 +463,8 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // of deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads
 // the listing again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
-	q.mu.Lock()
-	before := q.listings[t.name]
-	q.mu.Unlock()
-	if before != nil && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
+	before, ok := q.listings.Load(t.name)
+	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
 		t.elements = before.elements
 		return nil
 	}
@@ -477,23 +476,8 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		return err
 	}
 	t.elements = parseElements(t.bucket, names)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.listings == nil || len(q.listings) >= maxListings {
-		q.listings = make(map[string]*lot)
-	}
-	q.listings[t.name] = &lot{czxid: t.czxid, last: t.last, pzxid: stat.Pzxid, elements: t.elements}
+	q.listings.Store(t.name, &lot{czxid: t.czxid, last: t.last, pzxid: stat.Pzxid, elements: t.elements})
 	return nil
-}
-
-// maxListings is the largest number of remembered listings.
-const maxListings = 1000
-
-// The method `forget` drops the remembered listings.
-func (q *finder) forget() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.listings = nil
 }
 
 // Elements with keys. Consumers claim the elements of one key in order, and one at a time. An
@@ -524,31 +508,20 @@ func (q *finder) forget() {
 // elements of different priorities by priority, as without keys. But they claim the elements of one
 // key one at a time, even if the elements have different priorities.
 
-// The type `ward` maps a key to the name of the only element of that key that a consumer may claim
-// next. The name "*", which no element has, means that consumers may claim no element of the key.
-type ward map[string]string
-
-const nobody = "*"
-
-// The method `allows` reports whether the key of `e` allows a claim of `e`.
-func (w ward) allows(e element) bool {
-	owner, ok := w[keyOf(e.tag)]
-	return keyOf(e.tag) == "" || !ok || owner == e.key()
-}
-
-// The method `bar` reserves the key of `e` for the element with the name `owner`. If `e` has no
-// key, `bar` does nothing.
-func (w ward) bar(e element, owner string) {
-	if key := keyOf(e.tag); key != "" {
-		w[key] = owner
-	}
-}
-
 // The method `guard` returns the function `may`, which reports whether the key of an element allows
 // a claim. The caller must call `may` in the order of the lots. The method lists each lot with
 // claimed elements, because only the name of an element shows its key.
-func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(element) bool, err error) {
-	w := make(ward)
+func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
+	next := make(map[string]*element) // by key, the only element that a consumer may claim next; nil: none
+	allows := func(e *element) bool {
+		only, barred := next[keyOf(e.tag)]
+		return !e.keyed() || !barred || only != nil && *only == *e // another listing may have another pointer
+	}
+	bar := func(e, only *element) {
+		if e.keyed() {
+			next[keyOf(e.tag)] = only
+		}
+	}
 	for _, t := range lots {
 		t.keyed, t.keys = true, keys
 		claimed := t.board.claimed()
@@ -562,17 +535,17 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 			switch {
 			case t.board.gone.has(e.seq):
 			case claimed.has(e.seq):
-				w.bar(e, nobody)
-			case e.first > 0 && w.allows(e):
-				w.bar(e, e.key())
+				bar(e, nil)
+			case e.first > 0 && allows(e):
+				bar(e, e)
 			}
 		}
 	}
-	return func(e element) bool {
+	return func(e *element) bool {
 		skip := q.Skips.Skipped(e.bucket, e.seq)
-		ok := !skip && w.allows(e)
+		ok := !skip && allows(e)
 		if ok || skip {
-			w.bar(e, nobody) // a skipped element keeps its position before the other elements of its key
+			bar(e, nil) // a skipped element keeps its position before the other elements of its key
 		}
 		return ok
 	}, nil

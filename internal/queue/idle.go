@@ -131,11 +131,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 		watches := []*conn.Watch{
 			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir}),
 			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paused}), // another client may delete it without a ring of the bell
-		}
-		if second {
-			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.place.ahead}))
-		} else {
-			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.live}))
+			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: cmp.Or(p.place.ahead, q.live)}),
 		}
 		found, due, err := p.lookAgain(inc)
 		if err == nil && p.found != nil && p.found.paused {

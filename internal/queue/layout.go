@@ -77,17 +77,6 @@ import (
 // of delayed elements is created twice either. Unless elements have keys, a consumer reads such a
 // bucket only after its period has begun.
 
-// The type `site` is the location of a queue: the Session that reaches the queue, and the paths of
-// the queue's znodes as the servers know them.
-type site struct {
-	m    *session.Manager
-	path string // as the program knows it, for messages
-
-	dir, live, senders, ids string
-
-	Receipts, Dead string // the parents of the receipts of transactions and of the dead letters
-}
-
 // maxPost is the largest number of elements that a transaction settles.
 const maxPost = 500
 
@@ -149,13 +138,13 @@ func parseBucket(name string) (bucket, bool) {
 // priority, and within a priority the delayed buckets first. So when a delayed element is due, it
 // precedes all elements of its priority that were sent without a delay.
 func parseBuckets(names []string) []bucket {
-	return parseAll(names, parseBucket, func(a, b bucket) int {
+	return ParseAll(names, parseBucket, func(a, b bucket) int {
 		return cmp.Or(cmp.Compare(a.prio, b.prio), cmp.Compare(b.name[0], a.name[0]), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
 	})
 }
 
-// parseAll returns the parsed names in order, without the names that the function `parse` rejects.
-func parseAll[E any](names []string, parse func(name string) (E, bool), compare func(a, b E) int) []E {
+// ParseAll returns the parsed names in order, without the names that the function `parse` rejects.
+func ParseAll[E any](names []string, parse func(name string) (E, bool), compare func(a, b E) int) []E {
 	es := make([]E, 0, len(names))
 	for _, name := range names {
 		if e, ok := parse(name); ok {
@@ -179,16 +168,20 @@ type element struct {
 	origin string // if a consumer has returned the element with the fate Later, the result of key() for its first name
 }
 
+// The method `keyed` reports whether the element has a key.
+func (e *element) keyed() bool { return strings.HasPrefix(e.tag, "k") }
+
 // The method `key` returns a name that identifies the element in its queue until the element moves.
-func (e element) key() string { return e.bucket + "/" + e.name }
+func (e *element) key() string { return e.bucket + "/" + e.name }
 
 // The method `id` returns a name that identifies the element permanently.
-func (e element) id() string { return cmp.Or(e.origin, e.key()) }
+func (e *element) id() string { return cmp.Or(e.origin, e.key()) }
 
 // Other children of the queue's znode.
 const (
 	keysName   = "keys"   // exists if elements may have keys: every claim writes it
 	pausedName = "paused" // exists while the queue is paused
+	bellName   = ""       // the queue's znode itself, for a Skipper
 )
 
 // markDigits is the length of the name of a mark.
@@ -265,14 +258,14 @@ func laterName(due int64, tries int32, first int64, origin, tag string) string {
 var quoted, unquoted = strings.NewReplacer("-", "_", "/", ":"), strings.NewReplacer("_", "-", ":", "/")
 
 // parseElements returns the elements among the children of b, in order.
-func parseElements(b bucket, names []string) []element {
-	return parseAll(names, func(name string) (element, bool) { return parseElement(b, name) }, func(a, b element) int {
+func parseElements(b bucket, names []string) []*element {
+	return ParseAll(names, func(name string) (*element, bool) { return parseElement(b, name) }, func(a, b *element) int {
 		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.seq, b.seq))
 	})
 }
 
-func parseElement(b bucket, name string) (e element, ok bool) {
-	e = element{bucket: b.name, name: name, prio: b.prio}
+func parseElement(b bucket, name string) (e *element, ok bool) {
+	e = &element{bucket: b.name, name: name, prio: b.prio}
 	rest, ok := strings.CutPrefix(name, "e-")
 	if b.delayed {
 		var due string
@@ -326,21 +319,21 @@ func dueAt(t time.Time) int64 {
 // If a note has expired by the servers' clock, a producer replaces it. A sweep deletes expired
 // notes.
 
-// The type `note` is the parsed data of that znode.
-type note struct {
-	memory time.Duration
-	bucket string // bucket into which the producer has put the element
+// noteOf returns the data of a note.
+func noteOf(memory time.Duration, bucket string) []byte {
+	return fmt.Appendf(nil, "%d %s", memory.Milliseconds(), bucket)
 }
 
-func (n note) marshal() []byte { return fmt.Appendf(nil, "%d %s", n.memory.Milliseconds(), n.bucket) }
-
-func parseNote(data []byte) (n note) {
-	var ms int64
-	fmt.Sscan(string(data), &ms, &n.bucket)
-	n.memory = time.Duration(ms) * time.Millisecond
-	return n
+// parseNote returns the time in milliseconds for which the queue remembers the ID, and the bucket into
+// which the producer has put the element.
+func parseNote(data []byte) (memory int64, bucket string) {
+	fmt.Sscan(string(data), &memory, &bucket)
+	return memory, bucket
 }
 
-// The method `over` returns true if a note with this Stat has expired. The argument `now` is the
-// Stat from a recent write of this client: the Mtime of that Stat is the servers' time.
-func (n note) over(stat, now *zk.Stat) bool { return now.Mtime-stat.Mtime >= n.memory.Milliseconds() }
+// The function `expired` returns true if a note with this data and Stat has expired. The argument `now`
+// is the Stat from a recent write of this client: the Mtime of that Stat is the servers' time.
+func expired(data []byte, stat, now *zk.Stat) bool {
+	memory, _ := parseNote(data)
+	return now.Mtime-stat.Mtime >= memory
+}

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -61,7 +59,9 @@ func (q *core) join(of **pump, most int) *pump {
 	defer q.mu.Unlock()
 	if *of == nil {
 		p := &pump{q: q, of: of, most: most, changed: make(chan struct{}), over: make(chan struct{}), spread: 1}
-		p.ctx, p.cancel = context.WithCancel(context.Background())
+		// The pump ends early if the Session is being closed, so that others can claim the elements ahead
+		// while Close waits for functions.
+		p.ctx, p.cancel = q.m.Until(context.Background(), q.m.Closing)
 		*of = p
 		q.m.Spawn(p.run)
 	}
@@ -171,13 +171,6 @@ func (p *pump) run() {
 	defer close(p.over)
 	defer p.returnReady() // a consumer may have put an item back after the last session
 	defer p.cancel()      // from here on, PutBack returns items to the queue
-	p.q.m.Spawn(func() {
-		select {
-		case <-p.q.m.Closing:
-			p.cancel() // so that others can claim the elements ahead while Close waits for functions
-		case <-p.ctx.Done():
-		}
-	})
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
 		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
@@ -257,30 +250,26 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return err
 	}
-	// 3. Claim as many elements as there is room for, and read their data at the same time. The data is
-	// valid if the claim succeeds: no other consumer has had the elements since the search.
+	// 3. Claim as many elements as there is room for, and read them.
 	es, hands := p.choose(room, hands)
 	if len(es) == 0 {
 		p.leavePlace()
 		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
-	read := p.read(inc, es)
 	p.setClaiming(true)
 	defer p.setClaiming(false)
-	items, err := c.claim(p.found.lot, es, hands)
-	if err == errBarred {
+	items, ok, err := c.obtain(p.found.lot, es, hands)
+	switch {
+	case err == errBarred:
 		p.found = nil
 		return nil
-	}
-	if err != nil {
+	case !ok && err == nil:
+		return p.makeWay()
+	case !ok:
 		return err
-	}
-	if items == nil {
-		return p.makeWay(inc)
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
 	// 4. Give the items to the consumers.
-	items, err = p.fetch(c, items, read)
 	items = slices.DeleteFunc(items, p.q.spent)
 	p.fill(items, len(es) == room)
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
@@ -304,7 +293,7 @@ const (
 // bucket since the last search. If other clients have marks on the boards, the next search chooses
 // among more buckets. If there is no other bucket, the pump waits a little. If no other client
 // consumes, the pump stays at the first bucket, to keep the order.
-func (p *pump) makeWay(inc *session.Incarnation) error {
+func (p *pump) makeWay() error {
 	f := p.found
 	p.found = nil
 	if !f.others {
@@ -326,7 +315,7 @@ const maxSpread = 64
 // consumers wait for. With a limit, they are all. Then `choose` stops at an element that was tried
 // before and that no consumer waits for: if the process crashes, an element counts as tried without a
 // delivery at most once. It does not stop at an element without attempts left, which no consumer gets.
-func (p *pump) choose(room, waiting int) (es []element, hands int) {
+func (p *pump) choose(room, waiting int) (es []*element, hands int) {
 	p.mu.Lock()
 	limited := p.limitedLocked()
 	p.mu.Unlock()
@@ -342,50 +331,6 @@ func (p *pump) choose(room, waiting int) (es []element, hands int) {
 		}
 	}
 	return es[:hands], hands
-}
-
-// The method `read` starts a goroutine that reads elements. The function that it returns waits for the
-// result.
-func (p *pump) read(inc *session.Incarnation, es []element) func() ([]session.Node, error) {
-	var nodes []session.Node
-	var err error
-	paths, done := pathsOf(p.q.dir, es, element.key), make(chan struct{})
-	p.q.m.Spawn(func() {
-		defer close(done)
-		nodes, err = inc.GetVisible(session.Finishing, paths)
-	})
-	return func() ([]session.Node, error) {
-		<-done
-		return nodes, err
-	}
-}
-
-// The method `fetch` waits for the result of `read`, and stores the data in the items. It drops an
-// item if its element was deleted. It returns an item to the queue if the client cannot read the
-// element. The result `ours` has the other items.
-func (p *pump) fetch(c *claimant, items []*item, read func() ([]session.Node, error)) (ours []*item, err error) {
-	nodes, err := read()
-	if err != nil {
-		for _, it := range items {
-			c.decide(it, entry{fate: Return})
-		}
-		return nil, err
-	}
-	c.mu.Lock()
-	for i, n := range nodes {
-		switch it := items[i]; {
-		case n.Stat == nil:
-			c.dropLocked(it, true)
-		case hidden(n):
-			c.enterLocked(it, entry{fate: Return})
-			defer p.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
-		default:
-			it.read(n)
-			ours = append(ours, it)
-		}
-	}
-	c.mu.Unlock()
-	return ours, nil
 }
 
 func (p *pump) setClaiming(on bool) {

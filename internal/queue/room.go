@@ -42,10 +42,11 @@ const (
 	maxCounts = 20
 )
 
-// The method `enter` waits until there is room for `p`. If `hurry` is set, it returns ErrFull
-// instead of waiting. An element whose ID is known needs no room, because Send does not store it.
-func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
-	n, limit := len(p.data), g.cfg.MaxLen
+// The method `enter` waits until there is room for `n` elements. If `hurry` is set, it returns ErrFull
+// instead of waiting. An element whose ID is known needs no room, because Send does not store it: `id`
+// is the hash of the ID, or empty.
+func (g *gate) enter(ctx context.Context, n int, id string, hurry bool) error {
+	limit := g.cfg.MaxLen
 	switch {
 	case limit == 0:
 		return nil
@@ -65,7 +66,6 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		defer func() { <-g.order }()
 		defer g.full.Store(false)
 	}
-	var expired int64
 	for waits := false; ; waits = true {
 		var fits bool
 		var wait time.Duration
@@ -79,9 +79,9 @@ func (g *gate) enter(ctx context.Context, p *parcel, hurry bool) error {
 		if fits || err != nil {
 			return err
 		}
-		if p.id != "" {
-			if known, err := g.knows(ctx, p.id, &expired); err != nil || known {
-				return err // if the ID is known, the transaction of p fails with ErrKnown
+		if id != "" {
+			if known, err := g.knows(ctx, id); err != nil || known {
+				return err // if the ID is known, the transaction of the element fails with ErrKnown
 			}
 		}
 		if hurry {
@@ -136,7 +136,7 @@ func (g *gate) admit(ctx context.Context, n int) (fits bool, wait time.Duration,
 // length at a moment between these two. One count alone can miss an element that moves to another
 // bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
 // result is the last count.
-func (q site) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
+func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
 	var before []int64
 	for i := 0; ; i++ {
 		all, err := q.buckets(ctx, inc)
@@ -164,35 +164,36 @@ func (q site) length(ctx context.Context, inc *session.Incarnation, sure func(n 
 	}
 }
 
-// The method `knows` reports whether the queue remembers an ID. If the note of the ID has expired, it
-// stores the zxid of the note in `expired`, so that the next call does not ask for the servers' time
-// again.
-func (g *gate) knows(ctx context.Context, id string, expired *int64) (known bool, err error) {
+// The method `knows` reports whether the queue remembers an ID.
+func (g *gate) knows(ctx context.Context, id string) (known bool, err error) {
 	path := g.idPath(id)
 	err = g.m.During(ctx, func(inc *session.Incarnation) error {
 		data, stat, err := inc.Get(ctx, path)
-		if session.IsAnswer(err, zk.ErrNoAuth) {
+		switch {
+		case session.IsNoNode(err):
+			return nil
+		case session.IsAnswer(err, zk.ErrNoAuth):
 			known = true // servers look for a znode before its ACL
 			return nil
-		}
-		if err == nil && stat.Mzxid != *expired {
-			var dir *zk.Stat
-			if dir, err = inc.Set(ctx, session.ParentPath(path), nil, -1); err == nil { // for the servers' time
-				if known = !parseNote(data).over(stat, dir); !known {
-					*expired = stat.Mzxid
-				}
-			}
-		}
-		if session.IsNoNode(err) {
-			return nil // a sweep may have deleted the note
+		case err == nil:
+			known, err = g.remembers(ctx, inc, path, session.Node{Data: data, Stat: stat})
 		}
 		return err
 	})
 	return known, err
 }
 
+// The method `remembers` reports whether the note `n` at `path` has not expired.
+func (q *Common) remembers(ctx context.Context, inc *session.Incarnation, path string, n session.Node) (bool, error) {
+	now, err := inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
+	if session.IsNoNode(err) {
+		return false, nil // a sweep has deleted the note, and written `ids`: the servers refuse a transaction that replaces the note
+	}
+	return err == nil && !expired(n.Data, n.Stat, now), err
+}
+
 // The method `buckets` lists the buckets.
-func (q site) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
+func (q *Common) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 	names, err := inc.Names(ctx, q.dir)
 	return parseBuckets(names), err
 }

@@ -88,12 +88,12 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 }
 
 // elementSize returns an upper bound of the bytes that an element adds to a transaction.
-func (q site) elementSize(data []byte) int {
+func (q *Common) elementSize(data []byte) int {
 	return len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + q.m.SizeOfACL(q.m.Config.ACL)
 }
 
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.
-func (q site) overhead() int {
+func (q *Common) overhead() int {
 	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
@@ -540,7 +540,7 @@ func (g *shipment) open(prio int, anew func(*session.Incarnation, error) error) 
 func (o *outbox) forget() { o.tails = nil }
 
 // idPath returns the path of the note of an ID, by its hash.
-func (q site) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
+func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
 
 // If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
 // the bucket of the element.
@@ -553,7 +553,7 @@ func (g *shipment) identify(p *parcel, bucket string) {
 	add := func(op any) {
 		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(session.Finishing, inc, p, err) })
 	}
-	data := note{q.cfg.IDMemory, bucket}.marshal()
+	data := noteOf(q.cfg.IDMemory, bucket)
 	if p.stale != nil {
 		add(&zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
 		add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
@@ -602,13 +602,13 @@ func (g *shipment) reread(ctx context.Context, inc *session.Incarnation) error {
 			continue
 		}
 		if known == nil || known.Mzxid != n.Stat.Mzxid {
-			dir, err := inc.Set(ctx, session.ParentPath(paths[i]), nil, -1) // for the servers' time
-			if err == nil && !parseNote(n.Data).over(n.Stat, dir) {
+			remembered, err := q.remembers(ctx, inc, paths[i], n)
+			if err != nil {
+				return err
+			}
+			if remembered {
 				p.err = ErrKnown
 				continue
-			}
-			if err != nil && !session.IsNoNode(err) { // NoNode: a sweep has deleted the note, and written `ids`, so the servers refuse the next attempt
-				return err
 			}
 		}
 		p.stale, p.swept = n.Stat, ids.Version

@@ -31,7 +31,7 @@ import (
 
 // The type `item` is a claimed element.
 type item struct {
-	element
+	*element
 	c        *claimant
 	pump     *pump // the pump that offers it
 	data     []byte
@@ -255,7 +255,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
 			return errMissing // another client has deleted the element without a claim
 		}))
-		keyed := keyOf(e.item.tag) != ""
+		keyed := e.item.keyed()
 		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
 		switch {
 		case e.with != nil:
@@ -292,7 +292,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	}
 	if bell {
 		for _, op := range c.bell() {
-			add(op, func(*session.Incarnation, error) error { c.mute.begin(); return nil })
+			add(op, func(*session.Incarnation, error) error { c.q.Skips.skip(bellName, -1); return nil })
 		}
 	}
 	return steps, owners, nil
@@ -370,7 +370,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 // may then allow it.
 func (c *claimant) refuse(e *entry, err error) {
 	c.mu.Lock()
-	missing := err == errMissing
+	missing, first := err == errMissing, false
 	switch {
 	case missing:
 		c.leaveLocked(e.item)
@@ -383,14 +383,13 @@ func (c *claimant) refuse(e *entry, err error) {
 			c.enterLocked(e.item, *then)
 		}
 	default:
-		defer func(first bool) {
-			if first {
-				c.q.m.Log.Error("zsync: cannot settle an element; the Session keeps trying", "path", c.q.path, "element", e.item.id(), "err", err)
-			}
-		}(e.wait == 0)
+		first = e.wait == 0
 		c.refuseLocked(e, err)
 	}
 	c.mu.Unlock()
+	if first {
+		c.q.m.Log.Error("zsync: cannot settle an element; the Session keeps trying", "path", c.q.cfg.Path, "element", e.item.id(), "err", err)
+	}
 	if missing {
 		c.traceDone(trace.Release, trace.Missing, []*item{e.item}, 0)
 		if keyOf(e.item.tag) != "" { // another element of the key may be free

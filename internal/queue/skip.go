@@ -11,7 +11,8 @@ import (
 // This file keeps bad elements from blocking the queue: it remembers the elements that a consumer
 // skips for a while. There are two kinds of such elements: elements that the servers do not let
 // this client read, and elements that do not decode, after several others in a row that did not
-// decode. dead.go stores dead letters.
+// decode. It also remembers which znodes the servers do not let this client write. dead.go stores
+// dead letters.
 
 // A consumer skips an element for the time skipFor. Within that time, an operator may repair the
 // cause.
@@ -40,6 +41,14 @@ type skip struct {
 	misfits spans // elements that did not decode
 }
 
+// The method `skip` begins to skip an element that the servers do not let the client read, or a znode
+// that they do not let it write: then n is -1.
+func (s *Skipper) skip(b string, n int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.skipLocked(b, n, false)
+}
+
 // skipLocked begins to skip the element with number n in bucket b, or the bucket if n is -1.
 func (s *Skipper) skipLocked(b string, n int32, misfit bool) {
 	x := s.buckets[b]
@@ -64,8 +73,8 @@ func (s *Skipper) skipLocked(b string, n int32, misfit bool) {
 func (s *Skipper) Skipped(b string, n int32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.buckets[b]
-	return time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
+	x, ok := s.buckets[b]
+	return ok && time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
 }
 
 // Left returns true if a consumer skips an element only because the element did not decode.
@@ -138,9 +147,7 @@ func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false
 	}
-	s.mu.Lock()
-	s.skipLocked(b, n, false)
-	s.mu.Unlock()
+	s.skip(b, n)
 	s.Complain(fmt.Errorf("%s cannot be read, so consumers skip it for a minute: %w", name, err))
 	return true
 }

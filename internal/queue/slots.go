@@ -3,10 +3,10 @@ package queue
 import (
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file finds a bucket for a delayed element. It does not choose the slot of the element: see
@@ -14,21 +14,15 @@ import (
 
 // A slots value remembers one bucket for each slot of delayed elements.
 type slots struct {
-	site
-	mu    sync.Mutex
-	known map[string]string // by slot, a bucket that probably exists and is not full; guarded by mu
+	*Common
+	known shared.Cache[string] // by slot, a bucket that probably exists and is not full
 }
-
-// maxSlots is the largest number of remembered slots.
-const maxSlots = 1000
 
 // The method `bucket` returns the path of a bucket of a slot. It creates a bucket if it finds none
 // with room.
 func (s *slots) bucket(inc *session.Incarnation, at string) (path string, err error) {
 	ctx := session.Finishing
-	s.mu.Lock()
-	name, ok := s.known[at]
-	s.mu.Unlock()
+	name, ok := s.known.Load(at)
 	if ok {
 		return session.ChildPath(s.dir, name), nil
 	}
@@ -45,7 +39,7 @@ func (s *slots) bucket(inc *session.Incarnation, at string) (path string, err er
 	}
 	for i, n := range nodes {
 		if n.Stat != nil && !n.Concealed() && newLot(bucket{}, n).last < bucketSize-1 {
-			s.know(at, all[i])
+			s.known.Store(at, all[i])
 			return paths[i], nil
 		}
 	}
@@ -54,36 +48,22 @@ func (s *slots) bucket(inc *session.Incarnation, at string) (path string, err er
 	if _, err := inc.Create(ctx, path, nil); err != nil {
 		return "", err
 	}
-	s.know(at, name)
+	s.known.Store(at, name)
 	return path, nil
-}
-
-func (s *slots) know(at string, name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.known == nil || len(s.known) >= maxSlots {
-		s.known = make(map[string]string)
-	}
-	s.known[at] = name
-}
-
-func (s *slots) forget(at string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.known, at)
 }
 
 // The method `cure` returns the cure for a transaction that the servers refuse because the bucket
 // of a slot was deleted.
 func (s *slots) cure(at string) func(*session.Incarnation, error) error {
-	return when(session.IsNoNode, func(*session.Incarnation) error { s.forget(at); return nil })
+	return when(session.IsNoNode, func(*session.Incarnation) error { s.known.Delete(at); return nil })
 }
 
 // The method `learn` is called with the path of each znode that a transaction has created. If the
 // path shows that a bucket is full, `learn` forgets the bucket.
 func (s *slots) learn(path string) {
-	b, _ := parseBucket(session.BaseName(session.ParentPath(path)))
-	if e, ok := parseElement(b, session.BaseName(path)); ok && b.delayed && e.seq >= bucketSize-1 {
-		s.forget(b.name[:strings.LastIndex(b.name, "-")+1])
+	if b, _ := parseBucket(session.BaseName(session.ParentPath(path))); b.delayed {
+		if e, ok := parseElement(b, session.BaseName(path)); ok && e.seq >= bucketSize-1 {
+			s.known.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
+		}
 	}
 }

@@ -150,7 +150,7 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 		for n := int32(0); n < 40; n++ {
 			mark := []string{"", "", "alive", "dead", "dead too"}[rnd.IntN(5)]
 			if there := rnd.IntN(3) > 0; there {
-				l.elements = append(l.elements, element{bucket: b.name, seq: n})
+				l.elements = append(l.elements, &element{bucket: b.name, seq: n})
 				if want[n] = rnd.IntN(2); want[n] > 0 {
 					l.board.tried[n] = want[n]
 				}
@@ -184,7 +184,7 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 		}
 		if last := l.elements[len(l.elements)-1].seq; len(taken) > 0 {
 			for n := int32(0); n < last; n++ {
-				if !taken.has(n) && !slices.ContainsFunc(l.elements, func(e element) bool { return e.seq == n }) {
+				if !taken.has(n) && !slices.ContainsFunc(l.elements, func(e *element) bool { return e.seq == n }) {
 					t.Fatalf("%d, which has no element, is free", n)
 				}
 			}

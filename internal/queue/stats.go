@@ -15,14 +15,14 @@ import (
 // consumers. room.go counts elements for WithMaxLen.
 
 func (q *core) Len(ctx context.Context) (n int, err error) {
-	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
+	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
 		n, _, err = q.length(ctx, inc, func(int) bool { return false })
 		return n, err
 	})
 }
 
 func (q *core) Stats(ctx context.Context) (Totals, error) {
-	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (st Totals, err error) {
+	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (st Totals, err error) {
 		if st.Dead, err = q.Count(ctx, inc); err != nil {
 			return st, err
 		}
@@ -35,7 +35,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 		if err != nil {
 			return st, err
 		}
-		all := make([][]row, len(lots))
+		all := make([][]Listed, len(lots))
 		err = session.Parallel(len(lots), func(i int) (err error) {
 			if lots[i].children > 0 {
 				all[i], err = q.rows(ctx, inc, lots[i])
@@ -60,14 +60,14 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 				st.Delayed++
 				continue
 			}
-			if st.Ready++; r.due > 0 || looks[r.prio] == 100 {
+			if st.Ready++; r.found.due > 0 || looks[r.found.prio] == 100 {
 				continue
 			}
-			looks[r.prio]++
-			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, r.key()))
+			looks[r.found.prio]++
+			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, r.found.key()))
 			switch {
 			case stat != nil:
-				looks[r.prio], st.Oldest = 100, earlier(st.Oldest, time.UnixMilli(stat.Ctime))
+				looks[r.found.prio], st.Oldest = 100, earlier(st.Oldest, time.UnixMilli(stat.Ctime))
 			case err != nil && !session.IsAnswer(err, zk.ErrNoAuth):
 				return st, err
 			} // if there is no Stat, a consumer has removed the element since the listing, or this client may not read it

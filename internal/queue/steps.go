@@ -18,7 +18,7 @@ func ring(dir string) *zk.SetDataRequest {
 
 // The method `unpaused` returns two operations for a transaction. While the queue is paused, the
 // servers refuse them. While the queue is not paused, they have no effect.
-func (q site) unpaused() []any {
+func (q *Common) unpaused() []any {
 	path := session.ChildPath(q.dir, pausedName)
 	return []any{&zk.CreateRequest{Path: path, Acl: q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}
 }

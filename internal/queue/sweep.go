@@ -3,10 +3,9 @@ package queue
 import (
 	"cmp"
 	"context"
-	"maps"
+	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -34,36 +33,23 @@ const (
 	sweepAtOnce = 500
 )
 
-// The type `sweeps` has the times of the next sweeps. All Queue values of a Session share it.
-type sweeps struct {
-	mu  sync.Mutex
-	due map[sweepKey]time.Time // a sweep without an entry is due; guarded by mu
-}
-
-type sweepKey struct {
-	dir      string
-	keepDead time.Duration
-}
+// The type `sweeps` has the times of the next sweeps, by the path of a queue and its time KeepDead. All
+// Queue values of a Session share it.
+type sweeps struct{ shared.Pace }
 
 // Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
 // is due after that. If the servers refuse a deletion, the next sweep tries again.
 func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
-	s := shared.Attached(&q.m.Attached, func() *sweeps { return &sweeps{due: make(map[sweepKey]time.Time)} })
-	key, now := sweepKey{q.dir, q.cfg.KeepDead}, time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if next = s.due[key]; now.Before(next) {
+	s := shared.Attached(&q.m.Attached, func() *sweeps { return new(sweeps) })
+	key := fmt.Sprint(q.dir, " ", q.cfg.KeepDead)
+	due := s.Due(key, min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
+	if next = s.Next(key); !due {
 		return next
 	}
-	maps.DeleteFunc(s.due, func(_ sweepKey, at time.Time) bool { return !now.Before(at) })
-	next = now.Add(min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
-	s.due[key] = next
 	q.m.Spawn(func() {
 		for _, f := range []func(context.Context, *session.Incarnation) error{q.sweepReceipts, q.sweepIDs, q.sweepDead} {
 			if err := f(inc.Ctx, inc); session.OutcomeOf(err) != session.Answered {
-				s.mu.Lock()
-				delete(s.due, key)
-				s.mu.Unlock()
+				s.Again(key, 0)
 				return
 			}
 		}
@@ -116,7 +102,7 @@ func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 		}
 		var old []any
 		for i, n := range nodes {
-			if n.Stat != nil && len(n.Data) > 0 && parseNote(n.Data).over(n.Stat, now) { // a note that the client cannot read stays
+			if n.Stat != nil && len(n.Data) > 0 && expired(n.Data, n.Stat, now) { // a note that the client cannot read stays
 				old = append(old, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
 			}
 		}

@@ -126,13 +126,9 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	if err != nil {
 		return nil, err
 	}
-	p := &pump{q: q}
 	return Detached(ctx, q.m, func() (*item, error) {
 		defer c.leave()
-		items, err := c.claim(f.lot, f.es[:1], 0)
-		if err == nil && items != nil {
-			items, err = p.fetch(c, items, p.read(inc, f.es[:1]))
-		}
+		items, _, err := c.obtain(f.lot, f.es[:1], 0)
 		if len(items) == 0 {
 			return nil, err
 		}
@@ -145,7 +141,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 }
 
 func (q *core) Peek(ctx context.Context) (*Element, error) {
-	return synced(ctx, q.site, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
+	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
 		for {
 			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true, watch: true})
 			if err != nil {
@@ -162,7 +158,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				case session.IsNoNode(err) && i < len(f.es)-1:
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
-					q.forget() // its consumer may have left no trace on the board
+					q.listings.Delete(e.bucket) // its consumer may have left no trace on the board
 				case q.Skips.Unreadable(e.bucket, e.seq, e.key(), err):
 				case err != nil:
 					return nil, err
@@ -186,12 +182,6 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	return q.out.send(p)
 }
 
-// The type `row` is an element that `List` may yield.
-type row struct {
-	element
-	Listed // before `fill`, its Owner is the mark of the claim
-}
-
 // pageSize is the number of elements that List reads at once.
 const pageSize = 64
 
@@ -199,9 +189,9 @@ const pageSize = 64
 // snapshot.
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
-		buckets, err := synced(ctx, q.site, q.site.buckets)
+		buckets, err := Synced(ctx, q.Common, q.buckets)
 		for _, b := range buckets {
-			var rows []row
+			var rows []Listed
 			if err == nil {
 				err = q.m.During(ctx, func(inc *session.Incarnation) error {
 					lots, _, err := q.lots(ctx, inc, []bucket{b}, true)
@@ -211,7 +201,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 					return err
 				})
 			}
-			rows = slices.DeleteFunc(rows, func(r row) bool { return r.State != s })
+			rows = slices.DeleteFunc(rows, func(r Listed) bool { return r.State != s })
 			for page := range slices.Chunk(rows, pageSize) {
 				var ls []Listed
 				if err == nil {
@@ -233,8 +223,9 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	}
 }
 
-// The method `rows` lists the elements of a lot, with their states.
-func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []row, err error) {
+// The method `rows` lists the elements of a lot, with their states. The Owner of a claimed element is
+// the mark of its claim.
+func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []Listed, err error) {
 	names, err := inc.Names(ctx, session.ChildPath(q.dir, t.name))
 	if err != nil {
 		return nil, err
@@ -242,7 +233,7 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 	t.elements = parseElements(t.bucket, names)
 	tried, now := t.next().tried, time.Now().UnixMilli()
 	for _, e := range t.elements {
-		r := row{e, Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready}}
+		r := Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready, found: e}
 		for mark, h := range t.board.lines {
 			if h.claimed.has(e.seq) {
 				r.State, r.Owner = Claimed, mark
@@ -258,10 +249,10 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 
 // The method `fill` reads the elements of `rows`, and the names of their consumers. It leaves out
 // removed elements.
-func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (ls []Listed, err error) {
+func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []Listed) (ls []Listed, err error) {
 	var paths, marks []string
 	for _, r := range rows {
-		paths = append(paths, session.ChildPath(q.dir, r.key()))
+		paths = append(paths, session.ChildPath(q.dir, r.found.key()))
 		if r.State == Claimed {
 			marks = append(marks, session.ChildPath(q.live, r.Owner)) // all rows have the same state, so all of them have a mark, or none has
 		}
@@ -278,9 +269,9 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []row) (
 		if n.Stat == nil {
 			continue
 		}
-		l := rows[i].Listed
+		l := rows[i]
 		l.Data = n.Data
-		if first := rows[i].first; first > 0 {
+		if first := l.found.first; first > 0 {
 			l.Sent = time.UnixMilli(first)
 		} else if !n.Concealed() {
 			l.Sent = time.UnixMilli(n.Stat.Ctime)

@@ -15,20 +15,20 @@ import (
 // none. settle.go removes elements, and send.go stores them.
 
 // newLoad returns the load of `ops`. Each element of `ops` is a request for go-zookeeper's Multi,
-// or an *Outgoing. newLoad fails if the operations need more than `limit` bytes.
+// or a *Batch. newLoad fails if the operations need more than `limit` bytes.
 func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
 	x = &load{m: m}
 	for i, op := range ops {
-		out, ok := op.(*Outgoing)
+		out, ok := op.(*Batch)
 		if !ok {
 			x.ops = append(x.ops, op)
 			continue
 		}
-		q, ok := out.Engine.(*core)
+		q, ok := out.To.(*core)
 		if !ok || q.m != m {
 			return nil, session.Invalid("operation %d sends to a queue of another Session, or of another library's layout", i)
 		}
-		p, err := q.parcel(ctx, out.Batch)
+		p, err := q.parcel(ctx, *out)
 		if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", i, err)
 		}
@@ -66,17 +66,17 @@ func (x *load) awaitRoom(outer context.Context, lost <-chan struct{}, home strin
 	ctx, stop := x.m.Until(session.Finish(outer), lost)
 	defer stop()
 	for _, s := range x.sends {
-		p := &parcel{}
-		for _, o := range s.group {
-			p.data = append(p.data, o.data...)
+		n := 0
+		for _, p := range s.group {
+			n += len(p.data)
 		}
-		if s.o.dir == home && len(p.data) <= s.o.cfg.MaxLen {
-			p.data = p.data[1:]
+		if s.o.dir == home && n <= s.o.cfg.MaxLen {
+			n--
 		}
-		if len(p.data) == 0 {
+		if n == 0 {
 			continue
 		}
-		switch err := s.o.gate.enter(ctx, p, false); {
+		switch err := s.o.gate.enter(ctx, n, "", false); {
 		case session.IsClosed(lost) && outer.Err() == nil:
 			return nil
 		case err != nil:
@@ -108,11 +108,11 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	return nil, err
 }
 
-// Through applies `ops`. Each operation is a request for go-zookeeper's Multi, or an *Outgoing.
+// Through applies `ops`. Each operation is a request for go-zookeeper's Multi, or a *Batch.
 // Through calls the function `commit`, which must apply its argument in one transaction. The paths
 // in that argument are the program's. If the servers refuse the transaction, the responses that
 // `commit` returns must show which operation they have refused. Through returns the response to
-// each operation that is not an *Outgoing. When `lost` is closed, Through no longer waits for room.
+// each operation that is not a *Batch. When `lost` is closed, Through no longer waits for room.
 // Through works while the Session is being closed, if `commit` does.
 func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)

@@ -38,3 +38,10 @@ func (p *Pace) Again(key string, wait time.Duration) {
 	defer p.mu.Unlock()
 	p.next[key] = time.Now().Add(wait)
 }
+
+// Next returns the time at which the work for `key` is due again, or a time in the past if it is due.
+func (p *Pace) Next(key string) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.next[key]
+}

@@ -293,6 +293,13 @@ func (c *taker) Next() (queue.Item, error) {
 	}
 }
 
+func (c *taker) Poll() queue.Item {
+	if it := c.q.pop(); it != nil {
+		return it
+	}
+	return nil
+}
+
 // The method `pop` returns the first ready element that is not lost. The caller then offers it.
 func (q *engine) pop() *delivery {
 	q.mu.Lock()
@@ -310,20 +317,5 @@ func (q *engine) pop() *delivery {
 }
 
 func (q *engine) Receive(ctx context.Context, n int, got func(queue.Item)) error {
-	c := q.Join(ctx, queue.Joining{Hand: true}).(*taker)
-	defer c.Leave()
-	it, err := c.Next()
-	for ; err == nil; n-- {
-		got(it)
-		it.Handed()
-		if n == 1 {
-			break
-		}
-		more := q.pop()
-		if more == nil {
-			break
-		}
-		it = more
-	}
-	return err
+	return queue.Receive(q.Join(ctx, queue.Joining{Hand: true}), n, got)
 }

@@ -336,16 +336,11 @@ func (q *engine) Peek(ctx context.Context) (*queue.Element, error) {
 	return &e, nil
 }
 
-func (q *engine) names(ctx context.Context) (es []elementName, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.Sync(ctx, q.dir); err != nil {
-			return err
-		}
+func (q *engine) names(ctx context.Context) ([]elementName, error) {
+	return queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) ([]elementName, error) {
 		names, err := inc.Names(ctx, q.dir)
-		es = q.elements(names)
-		return err
+		return q.elements(names), err
 	})
-	return es, err
 }
 
 func (q *engine) Len(ctx context.Context) (int, error) {

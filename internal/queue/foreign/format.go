@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
-	"slices"
 	"strings"
 
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -73,16 +73,9 @@ func whole(name string) string {
 
 // The method `elements` returns the elements among `names`, in order.
 func (f *format) elements(names []string) []elementName {
-	es := make([]elementName, 0, len(names))
-	for _, name := range names {
-		if e, ok := f.element(name); ok {
-			es = append(es, e)
-		}
-	}
-	slices.SortFunc(es, func(a, b elementName) int {
+	return queue.ParseAll(names, f.element, func(a, b elementName) int {
 		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
 	})
-	return es
 }
 
 // Curator's frame is a version, the elements, and an end byte. Each element is an item byte, its
