@@ -213,7 +213,7 @@ func (g *sight) leave() {
 // event fires it. So no mark existed at the time of the listing. While h's znode exists, all other
 // contenders are behind h, so no other process creates a mark.
 func (g *sight) lastsFor(h *lock.Grant) bool {
-	return g != nil && g.inc == h.Claim.Incarnation && g.inc.Watches.Armed(g.w) && !session.IsClosed(g.w.Fired)
+	return g != nil && g.inc == h.Claim.Incarnation && g.inc.Watches.Stands(g.w)
 }
 
 // The method `stands` reports whether the mark is still known to exist. It also checks the

@@ -84,18 +84,18 @@ type Watches struct {
 	conn    int64 // number of the present connection, from 1; guarded by Mu, like all below
 	watches map[WatchKey]*Watch
 	Idle    map[WatchKey]struct{} // armed watches without a waiter
-	asks    map[serverWatch][]*ask
-	janitor bool // a goroutine is removing idle watches
+	asks    map[WatchKey][]*ask   // by WatchKey.onServer
+	janitor bool                  // a goroutine is removing idle watches
 }
 
-// A serverWatch identifies a watch on the server. For the server, a data watch and an exists watch
-// on one znode are the same watch.
-type serverWatch struct {
-	path     string
-	children bool
+// The method `onServer` returns the key that stands for the watch of k on the server. For the
+// server, a data watch and an exists watch on one znode are the same watch.
+func (k WatchKey) onServer() WatchKey {
+	if k.Kind == WatchExists {
+		k.Kind = WatchData
+	}
+	return k
 }
-
-func (k WatchKey) onServer() serverWatch { return serverWatch{k.Path, k.Kind == WatchChildren} }
 
 // The type `ask` is an unanswered read with the watch flag.
 type ask struct {
@@ -108,16 +108,23 @@ const MaxIdleWatches = 64
 
 // A Watch is a watch that the server has, or that a waiter wants.
 type Watch struct {
-	Key     WatchKey
-	Fired   chan struct{} // closed, under Watches.Mu, by the event
-	Event   zk.EventType  // the event; read it only after `Fired` is closed
-	told    []telling     // guarded by Watches.Mu
-	waiters int           // guarded by Watches.Mu
-	armed   bool          // the server has it; guarded by Watches.Mu
-	ours    bool          // it was set on an ephemeral znode of this session; guarded by Watches.Mu
-	setOn   int64         // number of the connection on which it was set; guarded by Watches.Mu
-	toldOn  int64         // number of the connection on which the event came; guarded by Watches.Mu
-	missing bool          // it was set by an `exists` request that found no znode; guarded by Watches.Mu
+	Key   WatchKey
+	Fired chan struct{} // closed, under Watches.Mu, by the event
+	Event zk.EventType  // the event; read it only after `Fired` is closed
+
+	// Watches.Mu guards the fields below. Other packages read them with Watches.State.
+	Told    []telling // the functions that the event calls
+	Waiters int
+	Armed   bool  // the server has it, or had it until it fired
+	ArmedOn int64 // number of the connection on which it was set
+	ToldOn  int64 // number of the connection on which the event came
+	missing bool  // it was set by an `exists` request that found no znode
+
+	// Ours is true if the read that armed the watch has found an ephemeral znode of this session. An
+	// armed watch shows that a znode exists, but does not show the session that created it. Another
+	// client may have created a copy of this session's znode, and another waiter may have set the watch
+	// on that copy.
+	Ours bool
 }
 
 // The type `telling` is a function that the event calls, with Watches.Mu held.
@@ -134,7 +141,7 @@ func NewWatches(remove func(WatchKey), spawn func(func())) *Watches {
 		spawn:   spawn,
 		watches: make(map[WatchKey]*Watch),
 		Idle:    make(map[WatchKey]struct{}),
-		asks:    make(map[serverWatch][]*ask),
+		asks:    make(map[WatchKey][]*ask),
 	}
 }
 
@@ -147,7 +154,7 @@ func (h *Watches) Join(key WatchKey) *Watch {
 		w = newWatch(key)
 		h.watches[key] = w
 	}
-	w.waiters++
+	w.Waiters++
 	delete(h.Idle, key)
 	return w
 }
@@ -163,7 +170,7 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 		return
 	}
 	h.untellLocked(w, owner)
-	w.told = append(w.told, telling{owner: owner, f: f})
+	w.Told = append(w.Told, telling{owner: owner, f: f})
 }
 
 // Untell removes the function that was registered for `owner`.
@@ -174,7 +181,7 @@ func (h *Watches) Untell(w *Watch, owner any) {
 }
 
 func (h *Watches) untellLocked(w *Watch, owner any) {
-	w.told = slices.DeleteFunc(w.told, func(t telling) bool { return t.owner == owner })
+	w.Told = slices.DeleteFunc(w.Told, func(t telling) bool { return t.owner == owner })
 }
 
 // LeaveUntold calls `Untell` and `Leave`.
@@ -209,11 +216,11 @@ func (h *Watches) Abandon(w *Watch) {
 }
 
 func (h *Watches) leaveLocked(w *Watch) {
-	w.waiters--
-	if w.waiters > 0 || h.watches[w.Key] != w {
+	w.Waiters--
+	if w.Waiters > 0 || h.watches[w.Key] != w {
 		return
 	}
-	if !w.armed {
+	if !w.Armed {
 		// A read that was already sent may still set the watch on the server: see `answered`.
 		delete(h.watches, w.Key)
 		return
@@ -247,7 +254,7 @@ func (h *Watches) forget(key WatchKey) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	w := h.watches[key]
-	if w == nil || w.waiters > 0 || !w.armed {
+	if w == nil || w.Waiters > 0 || !w.Armed {
 		return false
 	}
 	delete(h.watches, key)
@@ -271,7 +278,7 @@ func (h *Watches) forget(key WatchKey) bool {
 func (h *Watches) ask(key WatchKey) *ask {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	if w := h.watches[key]; w == nil || w.armed {
+	if w := h.watches[key]; w == nil || w.Armed {
 		return nil
 	}
 	a := &ask{key: key}
@@ -298,8 +305,8 @@ func (h *Watches) answered(a *ask, code int32, ours bool) {
 		w = newWatch(a.key)
 		h.watches[a.key] = w
 	}
-	w.armed, w.missing, w.ours, w.setOn = true, code != 0, ours, h.conn
-	if w.waiters == 0 {
+	w.Armed, w.missing, w.Ours, w.ArmedOn = true, code != 0, ours, h.conn
+	if w.Waiters == 0 {
 		h.Idle[a.key] = struct{}{}
 		h.tidyLocked() // perhaps no call of `Leave` follows, which would do that
 	}
@@ -315,7 +322,7 @@ func (h *Watches) Fire(t zk.EventType, path string) {
 		h.fireLocked(t, WatchKey{WatchExists, path})
 		// For the server, the data watch and the exists watch are the same watch. That watch has fired,
 		// so neither is armed now.
-		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.armed {
+		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.Armed {
 			h.fireLocked(t, w.Key)
 		}
 	case zk.EventNodeDataChanged:
@@ -335,9 +342,9 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	if w == nil {
 		return
 	}
-	w.Event, w.toldOn = t, h.conn
+	w.Event, w.ToldOn = t, h.conn
 	close(w.Fired)
-	for _, t := range w.told {
+	for _, t := range w.Told {
 		t.f()
 	}
 	delete(h.watches, key)
@@ -353,51 +360,16 @@ func (h *Watches) Connection() int64 {
 	return h.conn
 }
 
-// Armed reports whether the server has the watch `w`, or had it until it fired.
-func (h *Watches) Armed(w *Watch) bool {
+// State returns a copy of w as it is now. After the event, only the waiters change.
+func (h *Watches) State(w *Watch) Watch {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	return w.armed
-}
-
-// Waiting returns the number of waiters of `w`, and the number of functions that its event calls.
-func (h *Watches) Waiting(w *Watch) (waiters, functions int) {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	return w.waiters, len(w.told)
-}
-
-// ArmedOnOurs reports whether the read that armed w has found an ephemeral znode of this session. A
-// watch shows that a znode exists, but does not show the session that created it. Another client
-// may have created a copy of this session's znode, and another waiter may have set the watch on
-// that copy.
-func (h *Watches) ArmedOnOurs(w *Watch) bool {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	return w.armed && w.ours
+	return *w
 }
 
 // Stands reports whether `w` is armed and has not fired. Then a state that was read after `Join` is
 // still current, as of the server's latest reply.
-func (h *Watches) Stands(w *Watch) bool {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	return w.armed && !isClosed(w.Fired)
-}
-
-// ArmedOn returns the number of the connection on which w was set.
-func (h *Watches) ArmedOn(w *Watch) int64 {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	return w.setOn
-}
-
-// Told returns the number of the connection on which the event of `w` came.
-func (h *Watches) Told(w *Watch) int64 {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	return w.toldOn
-}
+func (h *Watches) Stands(w *Watch) bool { return h.State(w).Armed && !isClosed(w.Fired) }
 
 // Len returns the number of watches, armed or not.
 func (h *Watches) Len() int {
@@ -441,7 +413,7 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	})
 	for _, key := range keys {
 		w := h.watches[key]
-		if !w.armed {
+		if !w.Armed {
 			continue
 		}
 		if size > 0 && size+4+len(key.Path) > wire.SetWatchesPortion {

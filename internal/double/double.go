@@ -545,7 +545,7 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.path})
 		defer inc.Watches.Leave(watched)
 		// If the party has waited for an earlier round, the watch is already set.
-		if !inc.Watches.Stands(watched) || !inc.Watches.ArmedOnOurs(watched) {
+		if !inc.Watches.Stands(watched) || !inc.Watches.State(watched).Ours {
 			var stat *zk.Stat
 			_, stat, err = inc.Children(ctx, p.path)
 			err = p.ours(inc, stat, err)
@@ -557,7 +557,7 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 	switch {
 	case session.IsNoNode(err), err == nil && watched != room && session.IsClosed(watched.Fired):
 		return session.ErrVanished
-	case err == nil && inc.Watches.Told(room) != inc.Watches.ArmedOn(watched):
+	case err == nil && inc.Watches.State(room).ToldOn != inc.Watches.State(watched).ArmedOn:
 		// If both events come over one connection, they come in the order of the changes. After an
 		// outage, they may come in any order, so read our child. The read returns no older state:
 		// if our child exists now, it existed when the round was let in.
@@ -701,8 +701,8 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	// The event proves a write if it has come over the connection on which the watch was set. After
 	// an outage, the event proves no write: the servers report a change even if the keeper's znode
 	// was deleted and the next keeper has created another. Then p looks again.
-	told := inc.Watches.Told(w) == inc.Watches.ArmedOn(w)
-	return w.Event == zk.EventNodeDataChanged && told, nil
+	fired := inc.Watches.State(w)
+	return w.Event == zk.EventNodeDataChanged && fired.ToldOn == fired.ArmedOn, nil
 }
 
 // readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and

@@ -182,7 +182,7 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 			w := p.gone
 			p.unwatch() // after an event other than the deletion, the watch must be set again
 			if w.Event == zk.EventNodeDeleted {
-				return inc.Watches.Told(w), nil
+				return inc.Watches.State(w).ToldOn, nil
 			}
 			continue
 		case session.IsClosed(p.own.Fired):
@@ -213,7 +213,7 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	p.blocker = p.gone.Key.Path // all waits for this znode share one string
 	p.own = c.watch()
 	paths := []string{p.blocker, c.Path}
-	if watches.ArmedOnOurs(p.own) {
+	if watches.State(p.own).Ours {
 		paths = paths[:1]
 	}
 	over := watches.Connection()

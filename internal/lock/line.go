@@ -162,8 +162,8 @@ func (c *Claim) withdraw(err error) {
 // blocker. Then c is granted, and the second event reports the loss. The result is the same as if
 // c's znode were deleted right after the grant.
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
-	own, watches := c.watch(), c.Incarnation.Watches
-	if proof == 0 || watches.ArmedOn(own) != proof || !watches.ArmedOnOurs(own) || session.IsClosed(own.Fired) {
+	own := c.watch()
+	if w := c.Incarnation.Watches.State(own); proof == 0 || w.ArmedOn != proof || !w.Ours || session.IsClosed(own.Fired) {
 		if err := c.mustStand(ctx); err != nil {
 			return err
 		}
@@ -367,7 +367,7 @@ func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if alone && c.state < lost && c.Incarnation.Watches.Armed(w) && !session.IsClosed(w.Fired) {
+	if alone && c.state < lost && c.Incarnation.Watches.Stands(w) {
 		c.leaveLineWatchLocked()
 		c.lineWatch = w
 		return

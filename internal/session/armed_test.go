@@ -213,7 +213,7 @@ func (x *watchWorld) unarmed() (w *conn.Watch, known bool) {
 		there[[2]any{have.Path, have.Children}] = true
 	}
 	for _, w := range inc.Watches.All() {
-		if inc.Watches.Armed(w) && !there[[2]any{w.Key.Path, w.Key.Kind == conn.WatchChildren}] {
+		if inc.Watches.State(w).Armed && !there[[2]any{w.Key.Path, w.Key.Kind == conn.WatchChildren}] {
 			return w, true
 		}
 	}

@@ -128,7 +128,7 @@ func TestAReadInABatchSetsTheWatchThatSomebodyWaitsFor(t *testing.T) {
 		defer inc.Watches.Leave(w)
 		_, _, err = inc.GetFresh(t.Context(), "/a")
 		must(t, err)
-		if !inc.Watches.Armed(w) {
+		if !inc.Watches.State(w).Armed {
 			t.Fatal("not armed")
 		}
 		_, err = live(t, other).Set(t.Context(), "/a", nil, -1)

@@ -22,8 +22,8 @@ func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, w := range inc.Watches.All() {
-			if waiters, functions := inc.Watches.Waiting(w); functions > 1 {
-				t.Errorf("%v: %d waiters, %d functions to call", w.Key, waiters, functions)
+			if state := inc.Watches.State(w); len(state.Told) > 1 {
+				t.Errorf("%v: %d waiters, %d functions to call", w.Key, state.Waiters, len(state.Told))
 			}
 		}
 	})

@@ -109,7 +109,7 @@ func (o *OwnWatch) look() {
 		inc.Watches.Leave(o.watch)
 	}
 	o.watch = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.Path})
-	shares := inc.Watches.ArmedOnOurs(o.watch) // the server already has a watch on our znode: no request is needed
+	shares := inc.Watches.State(o.watch).Ours // the server already has a watch on our znode: no request is needed
 	if shares {
 		o.followLocked()
 	}

@@ -176,7 +176,7 @@ func TestCase08EveryWaitThatIsCancelledLeavesItsWatch(t *testing.T) {
 				t.Errorf("%s has set no watch: the test shows nothing", name)
 			}
 			for _, w := range inc.Watches.All() {
-				if waiters, _ := inc.Watches.Waiting(w); waiters > 0 {
+				if waiters := inc.Watches.State(w).Waiters; waiters > 0 {
 					t.Errorf("%s: the watch %v has %d waiters", name, w.Key, waiters)
 				}
 			}
