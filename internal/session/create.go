@@ -375,7 +375,7 @@ func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 	case c.Shared:
 		d.By = func() error { return inc.removeOwn(d.Paths[0], sighting{on: ClosedChan}) }
 	}
-	made.then(heirFunc(func(err error) {
+	made.then(func(err error) {
 		switch {
 		case d.guid != "" && err == nil:
 			d.found(made.val)
@@ -384,7 +384,7 @@ func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 		default:
 			d.queue.wait(d)
 		}
-	}))
+	})
 	return d
 }
 

@@ -183,7 +183,7 @@ func (d *Deletion) request() conn.Request {
 	if len(d.Paths) == 1 {
 		c := deletion(d.Paths[0], -1)
 		c.unique = true
-		return &pending[struct{}]{call: c, heir: d}
+		return &pending[struct{}]{call: c, heir: d.attempted}
 	}
 	var ops []any
 	for _, path := range d.Paths {
@@ -191,7 +191,7 @@ func (d *Deletion) request() conn.Request {
 	}
 	c := multiCall(ops)
 	c.unique = true
-	return &pending[[]zk.MultiResponse]{call: c, heir: d}
+	return &pending[[]zk.MultiResponse]{call: c, heir: d.attempted}
 }
 
 // The method `search` adds requests to b that look for the znodes of `lost`, by their parent. The
@@ -230,7 +230,7 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 				}
 			}
 		}
-		l.then(heirFunc(func(error) { q.inc.Manager.Spawn(conclude) })) // the reading goroutine has no time to search long lists
+		l.then(func(error) { q.inc.Manager.Spawn(conclude) }) // the reading goroutine has no time to search long lists
 	}
 }
 

@@ -52,17 +52,11 @@ type pending[T any] struct {
 	call call[T]
 	scan wire.Scanner // of the reply; a field to save an allocation
 
+	// The heir is called once after Done is closed, with the error of the request: see `then`. The
+	// reading goroutine may call it, so it must not block.
+	heir func(err error) // guarded by mu
 	mu   sync.Mutex
-	heir heir // called once after Done is closed: see `then`; guarded by mu
 }
-
-// An heir learns of the end of a request, which the caller does not await. The reading goroutine may
-// call `attempted`, so it must not block. The argument is the error of the request.
-type heir interface{ attempted(err error) }
-
-type heirFunc func(err error)
-
-func (f heirFunc) attempted(err error) { f(err) }
 
 func newPending[T any](c call[T]) *pending[T] {
 	return &pending[T]{Done: make(chan struct{}), call: c}
@@ -124,9 +118,9 @@ func (p *pending[T]) Fail(err error) {
 // needs to wait for the reply after the caller has left. The heir is called at the latest when the
 // session has ended and its connection is down: then a request without a reply fails. A request has
 // at most one heir.
-func (p *pending[T]) then(h heir) {
+func (p *pending[T]) then(heir func(err error)) {
 	p.mu.Lock()
-	p.heir = h
+	p.heir = heir
 	p.mu.Unlock()
 	if IsClosed(p.Done) {
 		p.handOn()
@@ -139,10 +133,10 @@ func (p *pending[T]) then(h heir) {
 // handOn, only the first takes the heir.
 func (p *pending[T]) handOn() {
 	p.mu.Lock()
-	h := p.heir
+	heir := p.heir
 	p.heir = nil
 	p.mu.Unlock()
-	if h != nil {
-		h.attempted(p.err)
+	if heir != nil {
+		heir(p.err)
 	}
 }

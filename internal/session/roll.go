@@ -83,7 +83,7 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 		return inFlight.next, false
 	}
 	r = &Roll{inc: inc, pending: pending[[]string]{Done: make(chan struct{}), call: namesCall(dir)}}
-	r.heir = r
+	r.heir = r.over
 	if inFlight != nil {
 		inFlight.next = r
 		return r, false
@@ -94,9 +94,9 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 
 func (r *Roll) send() { r.inc.newestConn().SendOrFail(r) }
 
-// The method `attempted` is called when r, which was in flight, is over. It sends the next Roll, if
-// there is one.
-func (r *Roll) attempted(error) {
+// The method `over` is called when r, which was in flight, is over. It sends the next Roll, if there
+// is one.
+func (r *Roll) over(error) {
 	b := r.inc.rollBook()
 	b.mu.Lock()
 	next := r.next
