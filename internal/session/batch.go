@@ -68,7 +68,7 @@ func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 // retryAll sends the requests that f adds, and repeats them until all are answered in one attempt.
 // The requests must be safe to apply twice.
 func (inc *Incarnation) retryAll(ctx context.Context, f func(b *batch)) error {
-	return inc.repeat(ctx, func(*attempts) error {
+	return inc.repeat(ctx, func() error {
 		b := new(batch)
 		f(b)
 		if err := inc.startBatch(ctx, b); err != nil {

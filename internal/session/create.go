@@ -6,6 +6,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -96,7 +97,12 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 	// If that attempt has created a parent, the reply is NodeExists, which does no harm.
 	var missing []string
 	open := false // a request without a reply may have created the znodes, or may still create them
-	err = inc.repeat(ctx, func(a *attempts) error {
+	var final error
+	end := func(err error) error { // ends the attempts with err, even if err is not the reply to an attempt
+		final = err
+		return nil
+	}
+	err = inc.repeat(ctx, func() error {
 		seen := sighting{on: inc.Disconnection()}
 		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
 			return err
@@ -112,11 +118,11 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 			// The server may have created the znode, but its reply does not have the name that the
 			// server has completed. The caller learns that the server is broken, and c.Undo deletes
 			// the znode. Without GUID, the client knows the name, and sends the request again.
-			return a.last(err)
+			return end(err)
 		case c.GUID != "" && open && ctx.Err() == nil:
 			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)
 			if e != nil {
-				return a.last(e)
+				return end(e)
 			}
 			if found == "" {
 				open = false // the znode was not created, and will not be
@@ -142,12 +148,12 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 			open = false // no parent, so no child
 			if missing = inc.missingDirs(c.Dir.Path, missing); missing == nil {
 				if err := inc.MakeDir(ctx, c.Dir); err != nil {
-					return a.last(err)
+					return end(err)
 				}
 			}
 			return errAgain
 		case IsNoNode(err) && path == c.Holds[0].Path:
-			return a.last(ErrVanished)
+			return end(ErrVanished)
 		default:
 			return err // a refusal proves nothing about earlier attempts
 		}
@@ -156,7 +162,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 			if err == nil && c.Shared {
 				inc.own.Store(c.Path, seen)
 			}
-			return a.last(err)
+			return end(err)
 		}
 		// The listing shows that Dir does not exist. The listing is newer than the creation, even if it
 		// came over a later connection, because no reply there is older than an earlier reply. So Dir was
@@ -165,6 +171,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		c.Path, open = "", false
 		return errAgain
 	})
+	err = cmp.Or(err, final)
 	if err != nil && open && !errors.Is(err, ErrEnded) {
 		c.Undo = inc.undo(c, func() { inc.ephemerals.settle(size, nil) })
 		c.Undo.Await(Grace)
@@ -439,7 +446,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 		&zk.DeleteRequest{Path: own, Version: -1},
 	}
 	var read *pending[Node]
-	err = inc.repeat(ctx, func(a *attempts) error {
+	err = inc.repeat(ctx, func() error {
 		b := new(batch)
 		txn := add(b, inc.countedMulti(ops))
 		read = add(b, getCall(path))
@@ -447,8 +454,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 			return err
 		}
 		_, err := txn.Wait(ctx, inc)
-		a.outcome(err)
-		open = a.open
+		open = open || OutcomeOf(err) == Unknown
 		return err
 	})
 	switch {

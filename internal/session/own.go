@@ -127,7 +127,7 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 // znode from another client's znode at the same path. If another client has written our znode, its
 // version also differs, and `look` reads the znode again.
 func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
-	err = inc.repeat(ctx, func(*attempts) error {
+	err = inc.repeat(ctx, func() error {
 		l, err := inc.openConn(ctx)
 		if err != nil {
 			return err

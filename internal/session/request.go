@@ -80,32 +80,11 @@ func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error)
 // The function `retry` makes attempts at a request until it is answered. The request must be safe
 // to apply twice: a read, or a write that names the state that it expects.
 func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
-	err = inc.repeat(ctx, func(*attempts) (err error) {
+	err = inc.repeat(ctx, func() (err error) {
 		v, err = attempt(ctx, inc, c)
 		return err
 	})
 	return v, err
-}
-
-// attempts records the attempts so far at one operation.
-type attempts struct {
-	// An attempt was sent and has no reply: it may have been applied, or may still be applied,
-	// unless a later reply excludes that.
-	open bool
-	over bool // there is no further attempt, whatever the result of the last attempt
-}
-
-// The method `outcome` records the result of an attempt that was sent, and returns it.
-func (a *attempts) outcome(err error) error {
-	a.open = a.open || OutcomeOf(err) == Unknown
-	return err
-}
-
-// The method `last` ends the attempts with err, which is not the result of an attempt, but of an
-// operation between two attempts.
-func (a *attempts) last(err error) error {
-	a.over = true
-	return err
 }
 
 // errAgain is returned by an attempt that must be repeated at once: the reason for its refusal no
@@ -116,17 +95,17 @@ var errAgain = errors.New("zsync: BUG: to be tried again")
 // `repeat` returns the first reply: nil, or an error of the server. If ctx or the incarnation ends
 // first, `repeat` returns CtxErr or ErrEnded.
 //
-// If the operation must not be applied twice, f records the outcome of each attempt in a. If a.open
-// is true after a refusal, an earlier attempt may have been applied and may have caused the
-// refusal. If a.open is true after `repeat` has failed, the caller must undo the operation.
-func (inc *Incarnation) repeat(ctx context.Context, f func(a *attempts) error) error {
-	a := new(attempts)
+// If the operation must not be applied twice, f records whether an attempt has no reply (its outcome
+// is Unknown). Such an attempt may have been applied, or may still be applied, unless a later reply
+// excludes that. So it may have caused a later refusal. If `repeat` fails after such an attempt, the
+// caller must undo the operation.
+func (inc *Incarnation) repeat(ctx context.Context, f func() error) error {
 	for try := 0; ; try++ {
-		err := f(a)
+		err := f()
 		switch {
 		case err == errAgain:
 			continue
-		case a.over, errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
+		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
 			return err
 		case ctx.Err() != nil && errors.As(err, new(*unservedError)):
 			return err

@@ -114,7 +114,7 @@ func (r *Roll) over(error) {
 // Roll returns a listing of dir that is sent after the call begins. Other callers may share it.
 func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
 	var r *Roll
-	err := inc.repeat(ctx, func(*attempts) error {
+	err := inc.repeat(ctx, func() error {
 		if _, err := inc.openConn(ctx); err != nil {
 			return err
 		}

@@ -103,10 +103,12 @@ func (inc *Incarnation) Multi(ctx context.Context, ops ...any) ([]zk.MultiRespon
 // MultiOpen is Multi, and sets `open` if an attempt before the last has no reply. If `open` is
 // false, the error is final.
 func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
-	err = inc.repeat(ctx, func(a *attempts) (err error) {
-		open = a.open
+	lost := false
+	err = inc.repeat(ctx, func() (err error) {
+		open = lost
 		rs, err = inc.AttemptMulti(ctx, ops)
-		return a.outcome(err)
+		lost = lost || OutcomeOf(err) == Unknown
+		return err
 	})
 	return rs, open, err
 }
