@@ -5,7 +5,6 @@ package session
 
 import (
 	"context"
-	"reflect"
 	"runtime"
 	"time"
 	"weak"
@@ -35,9 +34,9 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 			inc.Watches.Leave(w)
 		}
 	}()
-	there, err := retryEach(ctx, inc, paths, childrenCall)
-	for i := 0; i < len(paths) && err == nil; i++ {
-		switch err = there[i].err; {
+	looks, err := inc.LookAtAll(ctx, paths...)
+	for i := 0; i < len(looks) && err == nil; i++ {
+		switch err = looks[i].Err; {
 		case IsNoNode(err):
 			err = nil
 		case err == nil:
@@ -52,23 +51,32 @@ func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error 
 // WhileThere is AwaitGone with one difference: before each wait, it calls f with the znode's Stat
 // and the watch w. An error of f ends the wait.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(stat *zk.Stat, w *conn.Watch) error) error {
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
+	key := conn.WatchKey{Kind: conn.WatchChildren, Path: path}
+	return inc.eachChange(ctx, key, zk.EventNodeDeleted, func(w *conn.Watch) (gone bool, err error) {
 		_, stat, err := inc.Children(ctx, path)
 		if err == nil {
 			err = f(stat, w)
 		}
-		if err == nil {
+		if IsNoNode(err) {
+			return true, nil
+		}
+		return false, err
+	})
+}
+
+// eachChange joins the watch of `key`, calls `look`, which reads the znode, and waits until the watch
+// has fired. It repeats these steps until `look` returns true or an error, or the event is `last`.
+func (inc *Incarnation) eachChange(ctx context.Context, key conn.WatchKey, last zk.EventType, look func(w *conn.Watch) (over bool, err error)) error {
+	for {
+		w := inc.Watches.Join(key)
+		over, err := look(w)
+		if err == nil && !over {
 			err = inc.AwaitFired(ctx, w)
+			over = err == nil && w.Event == last
 		}
 		inc.Watches.Leave(w)
-		switch {
-		case IsNoNode(err):
-			return nil
-		case err != nil:
+		if err != nil || over {
 			return err
-		case w.Event == zk.EventNodeDeleted:
-			return nil
 		}
 	}
 }
@@ -78,17 +86,17 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(stat
 // before that.
 func (inc *Incarnation) Follow(ctx context.Context, path string, f func(n Node, w *conn.Watch) error) error {
 	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
-		data, stat, err := inc.Get(ctx, path)
-		there := !IsNoNode(err)
+		err := inc.eachChange(ctx, conn.WatchKey{Kind: conn.WatchData, Path: path}, 0, func(w *conn.Watch) (missing bool, err error) {
+			data, stat, err := inc.Get(ctx, path)
+			if IsNoNode(err) {
+				return true, nil
+			}
+			if err == nil {
+				err = f(Node{data, stat}, w)
+			}
+			return false, err
+		})
 		if err == nil {
-			err = f(Node{data, stat}, w)
-		}
-		if err == nil {
-			err = inc.AwaitFired(ctx, w)
-		}
-		inc.Watches.Leave(w)
-		if !there {
 			err = inc.AwaitMade(ctx, path)
 		}
 		if err != nil {
@@ -142,41 +150,25 @@ func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 // AwaitMade waits until a znode exists at path. AwaitMade also returns if a znode was created there
 // during the call and has been deleted since.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
+	key := conn.WatchKey{Kind: conn.WatchExists, Path: path}
+	return inc.eachChange(ctx, key, zk.EventNodeCreated, func(*conn.Watch) (there bool, err error) {
 		stat, err := inc.Exists(ctx, path)
-		if err == nil && stat == nil {
-			err = inc.AwaitFired(ctx, w)
-		}
-		inc.Watches.Leave(w)
-		if err != nil || stat != nil || w.Event == zk.EventNodeCreated {
-			return err
-		}
-	}
+		return stat != nil, err
+	})
 }
 
 // AwaitAny waits until one of `watches` has fired. It also returns at the time `due`, unless `due`
 // is zero.
 func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due time.Time) error {
-	var expired <-chan time.Time
-	if !due.IsZero() {
-		expired = time.After(time.Until(due))
-	}
-	cases := []reflect.SelectCase{
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(inc.Ctx.Done())},
-		{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(expired)},
-	}
+	over := make(chan struct{}, len(watches)+1) // has room for every sender
 	for _, w := range watches {
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(w.Fired)})
+		inc.Watches.Tell(w, over, func() { over <- struct{}{} })
+		defer inc.Watches.Untell(w, over)
 	}
-	switch i, _, _ := reflect.Select(cases); i {
-	case 0:
-		return CtxErr(ctx)
-	case 1:
-		return ErrEnded
+	if !due.IsZero() {
+		defer time.AfterFunc(time.Until(due), func() { over <- struct{}{} }).Stop()
 	}
-	return nil
+	return AwaitIn(ctx, inc, over)
 }
 
 // AwaitConnected is AwaitFor for an operation that needs the servers. So it also returns without a

@@ -78,12 +78,6 @@ func (inc *Incarnation) retryAll(ctx context.Context, f func(b *batch)) error {
 	})
 }
 
-// retryEach is retryAll with one request for each path.
-func retryEach[T any](ctx context.Context, inc *Incarnation, paths []string, c func(path string) call[T]) (replies []*pending[T], err error) {
-	err = inc.retryAll(ctx, func(b *batch) { replies = addEach(b, paths, c) })
-	return replies, err
-}
-
 func addEach[T any](b *batch, paths []string, c func(path string) call[T]) (added []*pending[T]) {
 	for _, path := range paths {
 		added = append(added, add(b, c(path)))
@@ -156,8 +150,8 @@ type Look struct {
 // watch on a znode's children, the listing sets that watch. LookAtAll returns an error if a request
 // was not answered.
 func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
-	listed, err := retryEach(ctx, inc, paths, childrenCall)
-	if err != nil {
+	var listed []*pending[listing]
+	if err := inc.retryAll(ctx, func(b *batch) { listed = addEach(b, paths, childrenCall) }); err != nil {
 		return nil, err
 	}
 	for _, l := range listed {
