@@ -62,26 +62,17 @@ type ctxError struct{ err, cause error }
 func (e *ctxError) Error() string   { return e.cause.Error() }
 func (e *ctxError) Unwrap() []error { return []error{e.cause, e.err} }
 
-// A refusedOp is the error of an operation in a transaction. It names the operation.
-type refusedOp struct {
-	op  string
-	err error
-}
-
-func (e *refusedOp) Error() string { return e.op + ": " + e.err.Error() }
-func (e *refusedOp) Unwrap() error { return e.err }
-
 // A worded error matches another error, but has a text of its own.
 type worded struct {
 	text string
-	is   error
+	err  error
 }
 
-func (e *worded) Error() string        { return e.text }
-func (e *worded) Is(target error) bool { return target == e.is }
+func (e *worded) Error() string { return e.text }
+func (e *worded) Unwrap() error { return e.err }
 
-// Worded returns an error with this text that matches `is`.
-func Worded(text string, is error) error { return &worded{text, is} }
+// Worded returns an error with this text that matches err.
+func Worded(text string, err error) error { return &worded{text, err} }
 
 // An unservedError is the error of a context that has ended while no server answered.
 type unservedError struct {
@@ -135,8 +126,8 @@ func OutcomeOf(err error) outcome {
 	if isCtxError(err) {
 		return Unknown // whatever its cause is
 	}
-	if refused, ok := err.(*refusedOp); ok {
-		return OutcomeOf(refused.err)
+	if w, ok := err.(*worded); ok {
+		return OutcomeOf(w.err)
 	}
 	if errors.Is(err, zk.ErrInvalidFlags) {
 		return Answered

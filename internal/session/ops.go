@@ -179,7 +179,7 @@ func Refused(ops []any, rs []zk.MultiResponse, err error) error {
 	case *zk.CheckVersionRequest:
 		words = "check " + op.Path
 	}
-	return &refusedOp{fmt.Sprintf("operation %d (%s)", i, words), err}
+	return Worded(fmt.Sprintf("operation %d (%s): %v", i, words, err), err)
 }
 
 // SweptAfter is an age by the servers' clock. Any client may delete an older znode that records a
