@@ -1,7 +1,8 @@
 package session
 
 // This file delays the end of a session until its users have finished work that only this process
-// can do, such as deleting persistent znodes. The users do that work themselves.
+// can do, such as deleting persistent znodes: the end itself deletes only ephemeral znodes. The users
+// do that work themselves.
 
 import (
 	"sync"
@@ -14,34 +15,33 @@ const farewellTime = time.Second
 // BeforeClose returns a channel that is closed when Close begins the farewell. Close waits, but not
 // long, until each caller of BeforeClose has called its function `done`.
 func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
-	f := &m.leaving
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.done != nil && f.staff == 0 {
-		return f.begun, func() {}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.left != nil && m.staff == 0 {
+		return m.farewell, func() {}
 	}
-	f.staff++
-	return f.begun, sync.OnceFunc(func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.staff--; f.staff == 0 && f.done != nil {
-			close(f.done)
+	m.staff++
+	return m.farewell, sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.staff--; m.staff == 0 && m.left != nil {
+			close(m.left)
 		}
 	})
 }
 
 // sayFarewell runs the farewell for Close.
 func (m *Manager) sayFarewell() {
-	f, done := &m.leaving, make(chan struct{})
-	f.mu.Lock()
-	if f.done = done; f.staff == 0 {
-		close(done)
+	left := make(chan struct{})
+	m.mu.Lock()
+	if m.left = left; m.staff == 0 {
+		close(left)
 	}
-	close(f.begun)
-	f.mu.Unlock()
-	inc := m.newest()
+	close(m.farewell)
+	inc := m.cur
+	m.mu.Unlock()
 	select {
-	case <-done:
+	case <-left:
 	case <-inc.Disconnection():
 	case <-inc.Ctx.Done():
 	case <-m.Over:

@@ -59,12 +59,9 @@ func (fs *functions) close(err error) {
 	fs.closed = err
 }
 
-// A functionKey is the context key of a Function.
-type functionKey struct{ of *functions }
-
-// In returns a context of f that is derived from ctx.
+// In returns a context of f that is derived from ctx. The key of f is its Session's `functions`.
 func (f *Function) In(ctx context.Context) context.Context {
-	return context.WithValue(ctx, functionKey{f.of}, f)
+	return context.WithValue(ctx, f.of, f)
 }
 
 // End is called when the function has returned and its hold is released. It may be called again.

@@ -75,7 +75,7 @@ func (m *Manager) Function(parent *Function) Function { return Function{of: &m.c
 
 // FunctionOf returns the function of m in whose context ctx was made, or nil.
 func (m *Manager) FunctionOf(ctx context.Context) *Function {
-	f, _ := ctx.Value(functionKey{&m.calls}).(*Function)
+	f, _ := ctx.Value(&m.calls).(*Function)
 	return f
 }
 

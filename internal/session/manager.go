@@ -50,7 +50,9 @@ type Manager struct {
 	telling  bool                    // a goroutine is passing events; guarded by mu
 	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu
 	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
-	leaving  farewell
+	staff    int                     // number of users that will tidy up before the end: see BeforeClose; guarded by mu
+	left     chan struct{}           // closed when `staff` is 0; nil before the farewell; guarded by mu
+	farewell chan struct{}           // closed when Close begins the farewell
 	calls    functions
 	Attached sync.Map       // data that other packages keep across sessions: see shared.Attached
 	Closing  chan struct{}  // closed when `closing` is set: by Close, or by a failure that no retry can cure
@@ -65,17 +67,17 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	hosts = slices.Clone(hosts)
 	dice.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
 	m := &Manager{
-		Config:  cfg,
-		Owner:   []byte(cfg.Owner),
-		Hosts:   hosts,
-		chroot:  chroot,
-		Log:     cfg.Log,
-		changed: make(chan struct{}),
-		feeds:   make(map[any]func(ConnState)),
-		Closing: make(chan struct{}),
-		Over:    make(chan struct{}),
-		ended:   make(chan struct{}),
-		leaving: farewell{begun: make(chan struct{})},
+		Config:   cfg,
+		Owner:    []byte(cfg.Owner),
+		Hosts:    hosts,
+		chroot:   chroot,
+		Log:      cfg.Log,
+		changed:  make(chan struct{}),
+		feeds:    make(map[any]func(ConnState)),
+		Closing:  make(chan struct{}),
+		Over:     make(chan struct{}),
+		ended:    make(chan struct{}),
+		farewell: make(chan struct{}),
 	}
 	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
@@ -497,13 +499,4 @@ func (m *Manager) Waited(op, path string, start time.Time, err error) {
 		e.Kind, e.Err = EventGaveUp, err
 	}
 	m.Observe(e)
-}
-
-// The type `farewell` delays the end of the session until the session's users have deleted their
-// persistent znodes. The end itself deletes only ephemeral znodes.
-type farewell struct {
-	mu    sync.Mutex
-	begun chan struct{} // closed by Close
-	staff int           // number of goroutines that will tidy up; guarded by mu
-	done  chan struct{} // closed when `staff` is 0; nil while `begun` is open; guarded by mu
 }
