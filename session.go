@@ -138,7 +138,14 @@ type Stats struct {
 }
 
 // Stats returns the counters of s.
-func (s *Session) Stats() Stats { return Stats(s.m.Stats()) }
+func (s *Session) Stats() Stats {
+	m := s.m
+	st := Stats{Requests: m.Requests.Load(), Reconnects: m.Reconnects.Load(), Expiries: m.Expiries.Load(), Holds: m.Holds.Load(), Waiters: m.Waiters.Load()}
+	if inc := m.Present(); inc != nil {
+		st.Watches = int64(inc.Watches.Len())
+	}
+	return st
+}
 
 // Txn applies several writes, all or none. ops are [*zk.CreateRequest], [*zk.SetDataRequest],
 // [*zk.DeleteRequest] and [*zk.CheckVersionRequest] of go-zookeeper, with paths below the chroot,

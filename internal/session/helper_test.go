@@ -47,9 +47,17 @@ func testConfig() Config {
 // A testSession is a manager of the tests.
 type testSession struct{ m *Manager }
 
-func (c *testSession) ID() int64       { return c.m.SessionID() }
-func (c *testSession) Stats() Counters { return c.m.Stats() }
-func (c *testSession) Close() error    { c.m.Close(); return nil }
+func (c *testSession) ID() int64    { return c.m.SessionID() }
+func (c *testSession) Close() error { c.m.Close(); return nil }
+
+// Stats returns counters, as zsync.Session does.
+func (c *testSession) Stats() (st struct{ Requests, Watches, Reconnects int64 }) {
+	st.Requests, st.Reconnects = c.m.Requests.Load(), c.m.Reconnects.Load()
+	if inc := c.m.Present(); inc != nil {
+		st.Watches = int64(inc.Watches.Len())
+	}
+	return st
+}
 
 // WithDialer connects through d.
 func WithDialer(d zk.Dialer) func(*Config) { return func(c *Config) { c.Dialer = d } }

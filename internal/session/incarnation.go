@@ -99,7 +99,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
 	inc.Watches = conn.NewWatches(inc.removeWatch, m.Spawn)
 	inc.conns = conn.Shared{
-		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Requests: &m.requests,
+		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Requests: &m.Requests,
 		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
 	}
 	if m.Trace != nil {
@@ -490,7 +490,7 @@ func (inc *Incarnation) fail(err error) {
 // failLater calls `fail` after a refusal of credentials. If the servers have accepted the
 // credentials before, perhaps no call returns the error. So failLater also logs the error.
 func (inc *Incarnation) failLater(err error) {
-	if inc.ID.Load() != 0 || inc.Manager.expiries.Load() > 0 {
+	if inc.ID.Load() != 0 || inc.Manager.Expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
 	}
 	inc.fail(err)
@@ -571,7 +571,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	kind, text := EventConnected, "zsync: session established"
 	if again {
 		kind, text = EventReconnected, "zsync: reconnected"
-		m.reconnects.Add(1)
+		m.Reconnects.Add(1)
 	}
 	// Change the state before the channels are closed: a goroutine that waits for a channel may then
 	// read the state.

@@ -1,7 +1,7 @@
 package session
 
-// This file has the operations of a Session as a whole: Connect, Close, and its state and
-// counters. manager.go opens one incarnation after another.
+// This file has the operations of a Session as a whole: Connect, Close, and its
+// state. manager.go opens one incarnation after another.
 
 import (
 	"cmp"
@@ -149,30 +149,6 @@ func (m *Manager) State() ConnState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state
-}
-
-// Counters has the counters of a manager.
-type Counters struct {
-	Requests   int64 // sent, without pings and handshakes
-	Watches    int64 // of the present session
-	Reconnects int64 // connections replaced within a session
-	Expiries   int64 // sessions lost
-	Holds      int64 // at present
-	Waiters    int64 // for a hold, at present
-}
-
-func (m *Manager) Stats() Counters {
-	c := Counters{
-		Requests:   m.requests.Load(),
-		Reconnects: m.reconnects.Load(),
-		Expiries:   m.expiries.Load(),
-		Holds:      m.Holds.Load(),
-		Waiters:    m.Waiters.Load(),
-	}
-	if inc := m.Present(); inc != nil {
-		c.Watches = int64(inc.Watches.Len())
-	}
-	return c
 }
 
 // Sleep waits for d, or until ctx or the Session ends.

@@ -236,7 +236,7 @@ func TestAServerThatGrantsALongerTimeoutKeepsItsConnection(t *testing.T) {
 		zktest.WithSessionTimeouts(4*testTimeout, 4*testTimeout)(srv)
 		srv.Disconnect(inc.ID.Load())
 		time.Sleep(time.Minute)
-		if n := inc.Manager.reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
+		if n := inc.Manager.Reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
 			t.Errorf("%d reconnects in a minute, %v", n, inc.Ctx.Err())
 		}
 	})

@@ -31,7 +31,11 @@ type Manager struct {
 	Trace  *trace.Writer // nil if nothing is traced
 	Pace   pacer
 
-	requests, reconnects, expiries, Holds, Waiters atomic.Int64
+	Requests   atomic.Int64 // sent, without pings and handshakes
+	Reconnects atomic.Int64 // connections replaced within a session
+	Expiries   atomic.Int64 // sessions lost
+	Holds      atomic.Int64 // at present
+	Waiters    atomic.Int64 // for a hold, at present
 
 	grants       grants
 	dialer       conn.Dialer
@@ -118,7 +122,7 @@ func (m *Manager) run() {
 		}
 		// The next session is opened while the old connection is still being closed: no request
 		// uses the old connection.
-		m.expiries.Add(1)
+		m.Expiries.Add(1)
 		cause := context.Cause(inc.Ctx)
 		m.enter(nil, StateExpired, Report{Kind: EventExpired, Err: cause})
 		m.enter(nil, StateConnecting, Report{})

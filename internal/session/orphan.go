@@ -64,6 +64,6 @@ func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	c.SetDeadline(time.Now().Add(limit))
-	m.requests.Add(1)
+	m.Requests.Add(1)
 	return inc.conns.End(ctx, c, addr, w)
 }

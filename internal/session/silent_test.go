@@ -235,7 +235,7 @@ func TestAServerThatTellsEventsAndAnswersNothingIsLeftForAnotherInTime(t *testin
 			time.Sleep(testTimeout / 4)
 			must(t, second(other.Set(t.Context(), path, []byte("new"), -1)))
 		}
-		if n := inc.Manager.reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
+		if n := inc.Manager.Reconnects.Load(); n != 1 || inc.Ctx.Err() != nil {
 			t.Errorf("%d reconnects, %v; want 1, and that the session goes on", n, context.Cause(inc.Ctx))
 		}
 	})
