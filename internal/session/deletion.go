@@ -37,7 +37,6 @@ type Deletion struct {
 	whole *Deletion // the Deletion of which this is a part, or nil; see `split`
 	guid  string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	keep  bool      // d only looks for the znode of guid: see Find
-	stay  func()    // called at the end, or after the first refusal; it must not block
 	err   error     // the error of the last attempt
 	mayBe bool      // an unanswered attempt may have been applied
 	tries int       // attempts that have failed
@@ -91,9 +90,10 @@ func (inc *Incarnation) Remove(paths ...string) *Deletion {
 }
 
 // Tidy begins d, which deletes persistent znodes that no client waits for. Close waits for d, but
-// not long, and not after a refusal.
+// not long, and not after a refusal. Tidy sets d.Then.
 func (inc *Incarnation) Tidy(d *Deletion) *Deletion {
-	_, d.stay = inc.Manager.BeforeClose()
+	_, d.Then = inc.Manager.BeforeClose()
+	d.Refused.AfterFunc(func(error) { d.Then() })
 	d.MayStay = true
 	return inc.Delete(d)
 }

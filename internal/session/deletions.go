@@ -148,10 +148,8 @@ func (q *deletions) concluded(d *Deletion) bool {
 				d.limit = time.Now().Add(time.Duration(q.inc.Timeout.Load()))
 			}
 		}
-		for r := d; r != nil && r.Refused.End(d.err); r = r.whole {
-			if r.stay != nil {
-				r.stay()
-			}
+		for r := d; r != nil; r = r.whole {
+			r.Refused.End(d.err)
 		}
 		d.due = time.Now().Add(m.Config.Retry.Delay(d.tries + 1))
 	}
@@ -269,7 +267,4 @@ func (d *Deletion) over(err error) {
 		d.Then()
 	}
 	close(d.Done)
-	if d.stay != nil {
-		d.stay()
-	}
 }
