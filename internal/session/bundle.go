@@ -86,7 +86,7 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int) 
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
 		return getEach(ctx, paths, inc.Get)
 	}
-	b, err := attempt(ctx, inc, bundleCall(paths))
+	nodes, err = attempt(ctx, inc, bundleCall(paths))
 	switch size := len(paths); {
 	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
@@ -100,6 +100,7 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int) 
 		if err := inc.Pause(ctx, try); err != nil {
 			return nil, err
 		}
+		nodes = nil
 		for part := range slices.Chunk(paths, size) {
 			read, err := inc.getBundle(ctx, part, try+1)
 			if err != nil {
@@ -109,17 +110,16 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int) 
 		}
 		return nodes, nil
 	}
-	nodes = b.nodes
-	for _, i := range b.refused { // a single read returns the reason
-		n, err := getEach(ctx, paths[i:i+1], inc.Get)
-		if err != nil {
-			return nil, err
-		}
-		nodes[i] = n[0]
-	}
 	largest := inc.largest.Load() / 2
-	for _, n := range nodes {
-		largest = max(largest, int64(len(n.Data)))
+	for i := range nodes {
+		if nodes[i].Stat == refusedStat { // a single read returns the reason
+			n, err := getEach(ctx, paths[i:i+1], inc.Get)
+			if err != nil {
+				return nil, err
+			}
+			nodes[i] = n[0]
+		}
+		largest = max(largest, int64(len(nodes[i].Data)))
 	}
 	inc.largest.Store(max(largest, 256))
 	return nodes, nil
@@ -191,9 +191,11 @@ func (n Node) Concealed() bool { return n.Stat != nil && n.Stat.DataLength == se
 
 var errBundle = errors.New("malformed reply to multiRead")
 
-// parseBundle decodes the reply for n znodes. The result `refused` has the indexes of the znodes
-// for which the server returned an error other than NoNode.
-func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
+// refusedStat is the Stat of a znode for which the server returned an error other than NoNode.
+var refusedStat = new(zk.Stat)
+
+// parseBundle decodes the reply for n znodes.
+func parseBundle(p []byte, n int) (nodes []Node, err error) {
 	s := wire.Scanner{Rest: p}
 	for op, more := s.Next(); more; op, more = s.Next() {
 		switch op {
@@ -203,18 +205,19 @@ func parseBundle(p []byte, n int) (nodes []Node, refused []int, err error) {
 				nodes = append(nodes, Node{data, wire.ParseStat(stat)})
 			}
 		case wire.OpFailed:
+			var node Node
 			if s.Int32() != wire.CodeNoNode {
-				refused = append(refused, len(nodes))
+				node.Stat = refusedStat
 			}
-			nodes = append(nodes, Node{})
+			nodes = append(nodes, node)
 		default:
 			s.Bad = true
 		}
 	}
 	if s.Bad || len(nodes) != n || len(s.Rest) > 0 {
-		return nil, nil, errBundle
+		return nil, errBundle
 	}
-	return nodes, refused, nil
+	return nodes, nil
 }
 
 // Parallel calls f(i) for each i below n. Many of these calls run at once. Parallel returns one of

@@ -118,20 +118,15 @@ func multiCall(ops []any) call[[]zk.MultiResponse] {
 	}
 }
 
-// The type `bundle` is the reply to a request for the data of many znodes.
-type bundle struct {
-	nodes   []Node
-	refused []int // indexes of the znodes that the server did not return
-}
-
-func bundleCall(paths []string) call[bundle] {
-	return call[bundle]{
+// bundleCall reads many znodes: see parseBundle.
+func bundleCall(paths []string) call[[]Node] {
+	return call[[]Node]{
 		op:   wire.OpMultiRead,
 		body: func(p []byte) []byte { return wire.AppendReads(p, paths) },
-		judge: func(s *wire.Scanner) (b bundle, code int32, err error) {
-			b.nodes, b.refused, err = parseBundle(s.Rest, len(paths))
+		judge: func(s *wire.Scanner) (nodes []Node, code int32, err error) {
+			nodes, err = parseBundle(s.Rest, len(paths))
 			s.Bad = err != nil
-			return b, 0, err
+			return nodes, 0, err
 		},
 	}
 }
