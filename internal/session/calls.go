@@ -70,15 +70,6 @@ func childrenCall(path string) call[listing] {
 	return call[listing]{op: wire.OpGetChildren2, path: path, take: func(s *wire.Scanner) listing { return listing{s.Strings(), s.Stat()} }}
 }
 
-// namesCall is childrenCall without the Stat.
-func namesCall(path string) call[[]string] {
-	return call[[]string]{op: wire.OpGetChildren2, path: path, take: func(s *wire.Scanner) []string {
-		names := s.Strings()
-		s.Take(wire.StatSize)
-		return names
-	}}
-}
-
 func setCall(path string, data []byte, version int32) call[*zk.Stat] {
 	return call[*zk.Stat]{
 		op: wire.OpSetData, path: path,

@@ -24,7 +24,7 @@ import (
 // that it has created. If the znode is listed, the Roll is newer than the znode. If it is not
 // listed, that proves nothing, and the caller asks for another Roll.
 type Roll struct {
-	pending[[]string]
+	pending[listing]
 	inc  *Incarnation
 	next *Roll // while this Roll is in flight: the next, which is not sent yet; nil if no caller has asked for it; guarded by rollBook.mu
 
@@ -34,10 +34,10 @@ type Roll struct {
 }
 
 // Names returns the listed names. They share memory: see [wire.Scanner.Strings].
-func (r *Roll) Names() []string { return r.val }
+func (r *Roll) Names() []string { return r.val.names }
 
 // Has reports whether `name` is listed.
-func (r *Roll) Has(name string) bool { return slices.Contains(r.val, name) }
+func (r *Roll) Has(name string) bool { return slices.Contains(r.val.names, name) }
 
 // Make returns the result of f for r. While callers use the same key, as the contenders of one kind
 // do, f is called once for all of them.
@@ -45,7 +45,7 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.made == nil || r.key != key {
-		r.made, r.key = f(r.val), key
+		r.made, r.key = f(r.val.names), key
 	}
 	return r.made
 }
@@ -82,7 +82,7 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	if inFlight != nil && inFlight.next != nil {
 		return inFlight.next, false
 	}
-	r = &Roll{inc: inc, pending: pending[[]string]{Done: make(chan struct{}), call: namesCall(dir)}}
+	r = &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
 	r.heir = r.over
 	if inFlight != nil {
 		inFlight.next = r
