@@ -90,13 +90,12 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 		return nil, "", Invalid("a transaction needs at least one operation")
 	}
 	full = make([]any, len(ops))
-	size, created := 256, false
+	created := false
 	for i, op := range ops {
 		if v := reflect.ValueOf(op); v.Kind() == reflect.Pointer && v.IsNil() {
 			return nil, "", Invalid("operation %d is nil", i)
 		}
 		var path string
-		var data []byte
 		creates := false
 		switch op := op.(type) {
 		case *zk.CreateRequest:
@@ -104,16 +103,15 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 				return nil, "", Invalid("operation %d has flags %d; a transaction creates persistent and ephemeral znodes, sequential or not", i, op.Flags)
 			}
 			r := *op
-			path, data, creates = op.Path, op.Data, true
-			r.Path, r.Data, r.Acl = m.Full(path), bytes.Clone(data), slices.Clone(op.Acl)
+			path, creates = op.Path, true
+			r.Path, r.Data, r.Acl = m.Full(path), bytes.Clone(op.Data), slices.Clone(op.Acl)
 			if len(r.Acl) == 0 {
 				r.Acl = m.Config.ACL
 			}
-			size += m.SizeOfACL(r.Acl)
 			full[i] = &r
 		case *zk.SetDataRequest:
-			path, data = op.Path, op.Data
-			full[i] = &zk.SetDataRequest{Path: m.Full(path), Data: bytes.Clone(data), Version: op.Version}
+			path = op.Path
+			full[i] = &zk.SetDataRequest{Path: m.Full(path), Data: bytes.Clone(op.Data), Version: op.Version}
 		case *zk.DeleteRequest:
 			path = op.Path
 			full[i] = &zk.DeleteRequest{Path: m.Full(path), Version: op.Version}
@@ -123,7 +121,6 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 		default:
 			return nil, "", Invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
 		}
-		size += 64 + len(m.Full(path)) + len(data)
 		if creates && !created || dir == "" {
 			created, dir = creates, ParentPath(m.Full(path))
 		}
@@ -139,6 +136,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
 		dir = ParentPath(dir)
 	}
+	size := m.SizeOfOps(full)
 	for _, path := range append(extra, ChildPath(dir, LogName)) {
 		size += m.SizeOf(path, nil)
 	}
