@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A Dir is the parent znode of a primitive's znodes. Like Curator, a session creates a missing Dir
@@ -88,12 +89,21 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 	if path == "/" {
 		return true, nil
 	}
+	made, err := inc.addBelow(ctx, dir, path, func() call[string] { return inc.dirCall(path, dir) })
+	if made && inc.Manager.protects() { // without an ACL of its own, the session does not read `vetted`
+		inc.vetted.Store(path, struct{}{})
+	}
+	return made, err
+}
+
+// addBelow creates the znode at path with the request of `create`, and the missing parents of that
+// znode, which are dir or znodes above dir. The result reports whether the znode was missing.
+func (inc *Incarnation) addBelow(ctx context.Context, dir Dir, path string, create func() call[string]) (bool, error) {
 	for {
-		_, err := retry(ctx, inc, inc.dirCall(path, dir))
-		if isUnimplemented(err) { // the next attempt creates no container
-			continue
-		}
+		c := create()
+		_, err := retry(ctx, inc, c)
 		switch {
+		case isUnimplemented(err) && c.op == wire.OpCreateContainer: // the next attempt creates no container
 		case IsNodeExists(err):
 			return false, nil
 		case IsNoNode(err):
@@ -101,13 +111,8 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 			if _, err := inc.addDir(ctx, ParentPath(path), dir); err != nil {
 				return false, err
 			}
-		case err == nil:
-			if inc.Manager.protects() { // without an ACL of its own, the session does not read `vetted`
-				inc.vetted.Store(path, struct{}{})
-			}
-			return true, nil
 		default:
-			return false, err
+			return err == nil, err
 		}
 	}
 }

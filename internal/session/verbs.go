@@ -162,19 +162,7 @@ func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, versi
 // If a reply is lost, the repetition may find the znode of the first attempt, and report false. A
 // caller that must know whether it created the znode writes unique data into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
-	for {
-		_, err := retry(ctx, inc, inc.createCall(path, data, zk.FlagPersistent))
-		switch {
-		case IsNodeExists(err):
-			return false, nil
-		case IsNoNode(err):
-			if _, err := inc.addDir(ctx, ParentPath(path), Dir{}); err != nil {
-				return false, err
-			}
-		default:
-			return err == nil, err
-		}
-	}
+	return inc.addBelow(ctx, Dir{}, path, func() call[string] { return inc.createCall(path, data, zk.FlagPersistent) })
 }
 
 // ReleaseTime is the time for which a release without a context waits for its result. Before that,
