@@ -142,7 +142,7 @@ func (s *Session) Stats() Stats {
 	m := s.m
 	st := Stats{Requests: m.Requests.Load(), Reconnects: m.Reconnects.Load(), Expiries: m.Expiries.Load(), Holds: m.Holds.Load(), Waiters: m.Waiters.Load()}
 	if inc := m.Present(); inc != nil {
-		st.Watches = int64(inc.Watches.Len())
+		st.Watches = int64(len(inc.Watches.All()))
 	}
 	return st
 }

@@ -287,27 +287,22 @@ func (c *Conn) end() (lost []Request) {
 	return lost
 }
 
-// Send sends requests, one directly after the other. If the connection does not accept requests,
-// Send returns false and sends none.
-func (c *Conn) Send(rs ...Request) bool {
-	if !c.began.Load() {
-		return false // `put` would wait for wmu, and the handshake holds wmu even while the server is silent
+// Send sends requests, one directly after the other. If the connection does not accept requests, for
+// example because it has just ended, all of them fail with ErrUnsent, and Send returns false.
+func (c *Conn) Send(rs ...Request) (ok bool) {
+	var mine []byte
+	if c.began.Load() { // before that, `put` would wait for wmu: the handshake holds wmu even while the server is silent
+		mine, ok = c.put(rs)
 	}
-	mine, ok := c.put(rs)
 	if mine != nil {
 		c.writeOut(mine)
 	}
-	return ok
-}
-
-// SendOrFail calls `Send` on a connection that may just have ended. If `Send` sends nothing, the
-// requests fail with ErrUnsent.
-func (c *Conn) SendOrFail(rs ...Request) {
-	if !c.Send(rs...) {
+	if !ok {
 		for _, r := range rs {
 			r.Fail(ErrUnsent)
 		}
 	}
+	return ok
 }
 
 // A requesting goroutine writes packets itself only if their size is at most `directly`.

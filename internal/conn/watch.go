@@ -24,15 +24,17 @@ const (
 	WatchChildren                  // set by getChildren2: fires at a change of the children and at deletion
 )
 
-// KindOfRead returns the kind of watch that a read sets.
-func KindOfRead(op int32) WatchKind {
+// KindOfRead returns the kind of watch that a read sets. For other requests, ok is false.
+func KindOfRead(op int32) (kind WatchKind, ok bool) {
 	switch op {
 	case wire.OpGetData:
-		return WatchData
+		return WatchData, true
 	case wire.OpExists:
-		return WatchExists
+		return WatchExists, true
+	case wire.OpGetChildren2:
+		return WatchChildren, true
 	}
-	return WatchChildren
+	return 0, false
 }
 
 // watcherType returns the WatcherType of a removeWatches request.
@@ -110,7 +112,7 @@ const MaxIdleWatches = 64
 type Watch struct {
 	Key   WatchKey
 	Fired chan struct{} // closed, under Watches.Mu, by the event
-	Event zk.EventType  // the event; read it only after `Fired` is closed
+	Event zk.EventType  // the event, or 0; read it only after `Fired` is closed, or with Watches.State
 
 	// Watches.Mu guards the fields below. Other packages read them with Watches.State.
 	Told    []telling // the functions that the event calls
@@ -165,7 +167,7 @@ func (h *Watches) Join(key WatchKey) *Watch {
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	if isClosed(w.Fired) {
+	if w.Event != 0 {
 		f()
 		return
 	}
@@ -369,13 +371,9 @@ func (h *Watches) State(w *Watch) Watch {
 
 // Stands reports whether `w` is armed and has not fired. Then a state that was read after `Join` is
 // still current, as of the server's latest reply.
-func (h *Watches) Stands(w *Watch) bool { return h.State(w).Armed && !isClosed(w.Fired) }
-
-// Len returns the number of watches, armed or not.
-func (h *Watches) Len() int {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	return len(h.watches)
+func (h *Watches) Stands(w *Watch) bool {
+	state := h.State(w)
+	return state.Armed && state.Event == 0
 }
 
 // All returns the watches, armed or not.
@@ -431,14 +429,4 @@ func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	}
 	flush()
 	return portions
-}
-
-// isClosed reports whether c is closed now.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }

@@ -45,7 +45,7 @@ func add[T any](b *batch, c call[T]) *pending[T] {
 func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 	l, err := inc.openConn(ctx)
 	if err == nil {
-		l.SendOrFail(b.requests...)
+		l.Send(b.requests...)
 	}
 	return err
 }

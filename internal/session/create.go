@@ -302,7 +302,7 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	for _, dir := range c.Also {
 		c.lists = append(c.lists, add(b, childrenCall(dir)))
 	}
-	l.SendOrFail(b.requests...)
+	l.Send(b.requests...)
 	switch {
 	case c.roll != nil:
 		c.roll.Wait(ctx, inc) // so the caller wakes once for both replies; its error is looked at in readBehind

@@ -172,7 +172,7 @@ func (q *deletions) attempt(ds []*Deletion) {
 	}
 	q.search(b, lost)
 	if len(b.requests) > 0 {
-		q.inc.newestConn().SendOrFail(b.requests...) // the connection may just have ended
+		q.inc.newestConn().Send(b.requests...) // the connection may just have ended
 	}
 }
 

@@ -54,7 +54,7 @@ func (c *testSession) Close() error { c.m.Close(); return nil }
 func (c *testSession) Stats() (st struct{ Requests, Watches, Reconnects int64 }) {
 	st.Requests, st.Reconnects = c.m.Requests.Load(), c.m.Reconnects.Load()
 	if inc := c.m.Present(); inc != nil {
-		st.Watches = int64(inc.Watches.Len())
+		st.Watches = int64(len(inc.Watches.All()))
 	}
 	return st
 }

@@ -395,7 +395,7 @@ func (inc *Incarnation) writeAfter(since time.Time) {
 			return
 		}
 		p := newPending(flush(inc.conns.Nobody))
-		inc.newestConn().SendOrFail(p)
+		inc.newestConn().Send(p)
 		if <-p.Done; proved(p) { // without a reply, p fails when the connection has ended
 			return
 		}

@@ -144,7 +144,7 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 		}
 		seen.on = ClosedChan
 		p := newPending(c(seen.version))
-		l.SendOrFail(p)
+		l.Send(p)
 		if v, err = p.Wait(ctx, inc); IsBadVersion(err) {
 			return errAgain
 		}

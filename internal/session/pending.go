@@ -77,11 +77,8 @@ func (p *pending[T]) Encode(b []byte) []byte {
 }
 
 func (p *pending[T]) Key() (key conn.WatchKey, ok bool) {
-	switch p.call.op {
-	case wire.OpGetData, wire.OpExists, wire.OpGetChildren2:
-		return conn.WatchKey{Kind: conn.KindOfRead(p.call.op), Path: p.call.path}, true
-	}
-	return key, false
+	kind, ok := conn.KindOfRead(p.call.op)
+	return conn.WatchKey{Kind: kind, Path: p.call.path}, ok
 }
 
 func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {

@@ -48,7 +48,7 @@ func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T]
 		return nil, err
 	}
 	p := newPending(c)
-	l.SendOrFail(p)
+	l.Send(p)
 	return p, nil
 }
 

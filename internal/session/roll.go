@@ -92,7 +92,7 @@ func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
 	return r, true
 }
 
-func (r *Roll) send() { r.inc.newestConn().SendOrFail(r) }
+func (r *Roll) send() { r.inc.newestConn().Send(r) }
 
 // The method `over` is called when r, which was in flight, is over. It sends the next Roll, if there
 // is one.

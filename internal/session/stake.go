@@ -167,7 +167,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Du
 	inc.asking = q
 	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which the connection
 	// needs to record the sending.
-	inc.Manager.Spawn(func() { inc.newestConn().SendOrFail(q) })
+	inc.Manager.Spawn(func() { inc.newestConn().Send(q) })
 	return q, inc.patienceLocked(now)
 }
 

@@ -172,7 +172,7 @@ func TestCase08EveryWaitThatIsCancelledLeavesItsWatch(t *testing.T) {
 			inc := live(t, open(t, srv))
 			must(t, inc.CreateEphemeral(t.Context(), ours("/ours", nil)))
 			wantErr(t, wait(within(t, time.Second), inc), context.DeadlineExceeded)
-			if inc.Watches.Len() == 0 {
+			if len(inc.Watches.All()) == 0 {
 				t.Errorf("%s has set no watch: the test shows nothing", name)
 			}
 			for _, w := range inc.Watches.All() {
