@@ -3,6 +3,7 @@
 package double
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -823,12 +824,15 @@ func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 
 // awaitAll waits until the children of the room with these names are deleted. It sends one request
 // for each child, all in one round trip.
-func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) error {
-	paths := make([]string, len(names))
-	for i, name := range names {
-		paths[i] = session.ChildPath(b.room, name)
+func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) (err error) {
+	gone := make(chan error, len(names))
+	for _, name := range names {
+		inc.Manager.Spawn(func() { gone <- inc.AwaitGone(ctx, session.ChildPath(b.room, name)) })
 	}
-	return inc.AwaitAllGone(ctx, paths)
+	for range names {
+		err = cmp.Or(err, <-gone)
+	}
+	return err
 }
 
 // The method `tell` performs step 11. The write is the first operation, so the waiting parties get

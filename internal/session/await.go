@@ -22,32 +22,6 @@ func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(*zk.Stat, *conn.Watch) error { return nil })
 }
 
-// AwaitAllGone waits until there is no znode at any of `paths`. It costs one round trip for all
-// paths together, and one event for each znode that exists.
-func (inc *Incarnation) AwaitAllGone(ctx context.Context, paths []string) error {
-	watches := make([]*conn.Watch, len(paths))
-	for i, path := range paths {
-		watches[i] = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
-	}
-	defer func() {
-		for _, w := range watches {
-			inc.Watches.Leave(w)
-		}
-	}()
-	looks, err := inc.LookAtAll(ctx, paths...)
-	for i := 0; i < len(looks) && err == nil; i++ {
-		switch err = looks[i].Err; {
-		case IsNoNode(err):
-			err = nil
-		case err == nil:
-			if err = inc.AwaitFired(ctx, watches[i]); err == nil && watches[i].Event != zk.EventNodeDeleted {
-				err = inc.AwaitGone(ctx, paths[i])
-			}
-		}
-	}
-	return err
-}
-
 // WhileThere is AwaitGone with one difference: before each wait, it calls f with the znode's Stat
 // and the watch w. An error of f ends the wait.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(stat *zk.Stat, w *conn.Watch) error) error {

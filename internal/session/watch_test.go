@@ -157,10 +157,7 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 
 func TestCase08EveryWaitThatIsCancelledLeavesItsWatch(t *testing.T) {
 	for name, wait := range map[string]func(ctx context.Context, inc *Incarnation) error{
-		"AwaitGone": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitGone(ctx, "/ours") },
-		"AwaitAllGone": func(ctx context.Context, inc *Incarnation) error {
-			return inc.AwaitAllGone(ctx, []string{"/none", "/ours"})
-		},
+		"AwaitGone":    func(ctx context.Context, inc *Incarnation) error { return inc.AwaitGone(ctx, "/ours") },
 		"AwaitOwnGone": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitOwnGone(ctx, "/ours") },
 		"AwaitMade":    func(ctx context.Context, inc *Incarnation) error { return inc.AwaitMade(ctx, "/none") },
 		"Follow": func(ctx context.Context, inc *Incarnation) error {
