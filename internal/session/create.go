@@ -379,7 +379,7 @@ func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 	case c.GUID != "":
 		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
-		d.By = func() error { return inc.removeOwn(d.Paths[0], sighting{on: ClosedChan}) }
+		d.By = func() error { return inc.removeOwn(d.Paths[0]) }
 	}
 	made.then(func(err error) {
 		switch {

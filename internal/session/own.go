@@ -43,7 +43,7 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 // SetOwn costs 1 request. The first call after an outage reads the znode first, which costs 2 more
 // requests. Only one call for a path may be under way.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
-	stat, on, err := whileOurs(ctx, inc, inc.seenOwn(path), inc.lookAtOwn(ctx, path), func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
+	stat, on, err := whileOurs(ctx, inc, path, inc.lookAtOwn, func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
 		inc.own.Store(path, sighting{on, stat.Version})
 	}
@@ -53,17 +53,13 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 // RemoveOwn deletes the znode of a shared [Creation] in the background. Unlike Remove, it never deletes a
 // znode that another session has created there since.
 func (inc *Incarnation) RemoveOwn(path string) *Deletion {
-	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error {
-		seen := inc.seenOwn(path)
-		inc.own.Delete(path) // no watch guards the znode from now on, so a repetition reads it
-		return inc.removeOwn(path, seen)
-	}})
+	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error { return inc.removeOwn(path) }})
 }
 
 // removeOwn deletes the znode at path if it is this session's.
-func (inc *Incarnation) removeOwn(path string, seen sighting) error {
+func (inc *Incarnation) removeOwn(path string) error {
 	// Only the end of the session ends the attempts.
-	_, _, err := whileOurs(inc.Ctx, inc, seen, inc.lookAtOwn(inc.Ctx, path), func(version int32) call[struct{}] { return deletion(path, version) })
+	_, _, err := whileOurs(inc.Ctx, inc, path, inc.lookAtOwn, func(version int32) call[struct{}] { return deletion(path, version) })
 	return err
 }
 
@@ -75,30 +71,20 @@ type sighting struct {
 	version int32
 }
 
-// seenOwn returns the last sighting of the znode of a shared [Creation] at path.
-func (inc *Incarnation) seenOwn(path string) sighting {
-	if seen, ok := inc.own.Load(path); ok {
-		return seen.(sighting)
+// lookAtOwn reads the Stat of our znode at path.
+func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) (*zk.Stat, error) {
+	stat, err := inc.ExistsFresh(ctx, path)
+	if err == nil && stat != nil && stat.EphemeralOwner != inc.ID.Load() {
+		stat = nil
 	}
-	return sighting{on: ClosedChan}
-}
-
-// lookAtOwn returns a function that reads the Stat of our znode at path.
-func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) func() (*zk.Stat, error) {
-	return func() (*zk.Stat, error) {
-		stat, err := inc.ExistsFresh(ctx, path)
-		if err == nil && stat != nil && stat.EphemeralOwner != inc.ID.Load() {
-			stat = nil
-		}
-		return stat, err
-	}
+	return stat, err
 }
 
 // RemoveIfData deletes the znode that this session has created at path, if the znode contains
 // `data`. The caller guarantees that no other znode at path ever contains the same data. The error
 // is NoNode if there is no znode with this data.
 func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
-	_, _, err := whileOurs(ctx, inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
+	_, _, err := whileOurs(ctx, inc, path, func(ctx context.Context, path string) (*zk.Stat, error) {
 		was, stat, err := inc.GetFresh(ctx, path)
 		if string(was) != data {
 			stat = nil
@@ -111,10 +97,11 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 	return err
 }
 
-// whileOurs makes attempts at c until one is answered. c is an operation on a znode of ours, and
+// whileOurs makes attempts at c until one is answered. c is an operation on our znode at path, and
 // expects the given version of that znode. Other clients may create another znode of this name. If
-// `look` finds that the znode is not ours, the error is NoNode. The argument `seen` is the last
-// sighting. The returned channel is closed when the connection over which c was answered has ended.
+// `look` finds that the znode is not ours, the error is NoNode. The returned channel is closed when
+// the connection over which c was answered has ended. whileOurs uses the last sighting, and removes
+// it: no watch may guard the znode from then on.
 //
 // While the connection of the last sighting lasts, a watch reports the deletion of the znode. After
 // an outage, or after an attempt without a reply, the znode may have been deleted, and another
@@ -126,7 +113,11 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 // If our znode is deleted, and the event has not arrived yet, only the version distinguishes our
 // znode from another client's znode at the same path. If another client has written our znode, its
 // version also differs, and `look` reads the znode again.
-func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look func() (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
+func whileOurs[T any](ctx context.Context, inc *Incarnation, path string, look func(ctx context.Context, path string) (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
+	seen := sighting{on: ClosedChan}
+	if last, ok := inc.own.LoadAndDelete(path); ok {
+		seen = last.(sighting)
+	}
 	err = inc.repeat(ctx, func() error {
 		l, err := inc.openConn(ctx)
 		if err != nil {
@@ -136,7 +127,7 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, seen sighting, look
 		// takes no request.
 		on = inc.Disconnection()
 		if IsClosed(seen.on) {
-			stat, err := look()
+			stat, err := look(ctx, path)
 			if err != nil || stat == nil {
 				return cmp.Or(err, zk.ErrNoNode)
 			}

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -26,10 +27,10 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 				inc, other := live(t, s), live(t, open(t, srv))
 				err := inc.CreateEphemeral(t.Context(), ours("/a", nil))
 				must(t, err)
+				inc.own.Delete("/a") // so that the first attempt looks
 				looks := 0
-				look := inc.lookAtOwn(t.Context(), "/a")
-				_, _, err = whileOurs(t.Context(), inc, sighting{on: ClosedChan}, func() (*zk.Stat, error) {
-					stat, err := look()
+				_, _, err = whileOurs(t.Context(), inc, "/a", func(ctx context.Context, path string) (*zk.Stat, error) {
+					stat, err := inc.lookAtOwn(ctx, path)
 					if looks++; looks == 1 {
 						srv.Disconnect(s.ID())
 						must(t, other.RemoveNow(t.Context(), "/a"))
