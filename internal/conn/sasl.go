@@ -35,7 +35,7 @@ func (c *Conn) Authenticate(id int64) error {
 func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io.Reader) error {
 	return s.SASL.Authenticate(ctx, s.Spawn, addr, func(token []byte) ([]byte, error) {
 		xid := s.NextXid()
-		if _, err := out.Write(saslPacket(xid, token)); err != nil {
+		if _, err := out.Write(wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))); err != nil {
 			return nil, err
 		}
 		body, err := readPacket(in, maxToken)
@@ -58,10 +58,6 @@ func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io
 		}
 		return answer, nil
 	})
-}
-
-func saslPacket(xid int32, token []byte) []byte {
-	return wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))
 }
 
 // readPacket reads a packet of at most limit bytes.

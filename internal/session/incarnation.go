@@ -170,13 +170,13 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 		// was out of reach. Another attempt would fail in the same way, and each caller must get the
 		// reason.
 		if m.unfit(c.Addr, fmt.Errorf("%s: %w", c.Addr, err)); m.noneFits() {
-			inc.failLater(err)
+			inc.fail(err)
 		}
 	case errors.Is(err, zk.ErrAuthFailed):
 		// A server refuses credentials, or the mechanism of SASL says that its credentials are refused.
 		// Another attempt would fail, too. The mechanism may fail for another reason, for example because
 		// a ticket is not available now. Then the client makes the next attempt at the usual pace.
-		inc.failLater(err)
+		inc.fail(err)
 	case inc.Ctx.Err() == nil && !IsClosed(inc.Disconnection()) && c.Age() < conn.Lasting:
 		m.unfit(c.Addr, fmt.Errorf("%s: %w: %w", c.Addr, errShort, err))
 	}
@@ -480,20 +480,15 @@ func (inc *Incarnation) leaveTime() (connected bool) {
 	return !IsClosed(down)
 }
 
-// The method `fail` ends the incarnation, and the whole Session with it, because of an error that
-// no retry can cure.
+// The method `fail` ends the incarnation, and the whole Session with it, because of a refusal of
+// credentials, which no retry can cure. If the servers have accepted the credentials before, perhaps
+// no call returns the error. So `fail` also logs the error.
 func (inc *Incarnation) fail(err error) {
-	inc.Manager.fail(err)
-	inc.seal(err)
-}
-
-// failLater calls `fail` after a refusal of credentials. If the servers have accepted the
-// credentials before, perhaps no call returns the error. So failLater also logs the error.
-func (inc *Incarnation) failLater(err error) {
 	if inc.ID.Load() != 0 || inc.Manager.Expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
 	}
-	inc.fail(err)
+	inc.Manager.fail(err)
+	inc.seal(err)
 }
 
 // The method `seal` ends the incarnation. First the holders learn of the end. Then `seal` closes

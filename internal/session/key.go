@@ -26,7 +26,7 @@ func NameOfKey(key string) string {
 		if r == '\uFFFD' && !strings.HasPrefix(key[i:], "\uFFFD") {
 			size = 1 // not UTF-8
 		}
-		if r == '%' || r == '/' || CheckPathText("/"+key[i:i+size]) != nil && r != '.' {
+		if r == '%' || r == '/' || checkPathText("/"+key[i:i+size]) != nil && r != '.' {
 			for _, c := range []byte(key[i : i+size]) {
 				fmt.Fprintf(&b, "%%%02X", c)
 			}

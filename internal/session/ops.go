@@ -128,7 +128,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 		if c, ok := op.(*zk.CreateRequest); ok && c.Flags&zk.FlagSequence != 0 && len(path) > 1 && path[len(path)-1] == '/' {
 			named += "0" // a sequential create: the number is the whole name
 		}
-		if err := CheckPathText(named); err != nil {
+		if err := checkPathText(named); err != nil {
 			return nil, "", fmt.Errorf("operation %d: %w", i, err)
 		}
 	}

@@ -31,12 +31,12 @@ func CheckPath(p string) error {
 	if len(p) > MaxPath {
 		return Invalid("path of %d bytes is too long; the limit is %d", len(p), MaxPath)
 	}
-	return CheckPathText(p)
+	return checkPathText(p)
 }
 
-// CheckPathText is CheckPath without the limit on the length. ZooKeeper's PathUtils has the same
+// checkPathText is CheckPath without the limit on the length. ZooKeeper's PathUtils has the same
 // rules.
-func CheckPathText(p string) error {
+func checkPathText(p string) error {
 	switch {
 	case p == "":
 		return Invalid("path is empty; want an absolute path such as /locks/nightly")
