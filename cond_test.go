@@ -1039,3 +1039,82 @@ func TestAZnodeOfAnotherProgramIsNoWaiterOfACond(t *testing.T) {
 		}
 	})
 }
+
+// After a Wait that failed, what Do's context names is no hold. The methods with that context must not use
+// the hold of another Do.
+func TestADoWhoseWaitFailedUsesNoHoldOfAnotherDo(t *testing.T) {
+	refused := func(t *testing.T, what string, err error) {
+		t.Helper()
+		if !errors.Is(err, zsync.ErrNotLocked) {
+			t.Errorf("%s = %v, want ErrNotLocked", what, err)
+		}
+	}
+	write := func(path string) any { return &zk.CreateRequest{Path: path} }
+	t.Run("Mutex", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			m := zsync.NewMutex(s, "/l")
+			c := zsync.NewCond(s, "/c", m)
+			other, release := failedWait(t, c, m.Do, func(ctx context.Context) {
+				_, err := m.Token(ctx)
+				refused(t, "Token", err)
+				_, err = m.Txn(ctx, write("/x"))
+				refused(t, "Txn", err)
+			})
+			release()
+			must(t, <-other)
+			// What it locks itself is its own, and what others lock without Do cannot be told from it.
+			err := m.Do(t.Context(), func(ctx context.Context) error {
+				must(t, m.Unlock())
+				must(t, m.Lock(ctx))
+				_, err := m.Token(ctx)
+				must(t, err)
+				_, err = m.Txn(ctx, write("/x"))
+				must(t, err)
+				return m.Unlock()
+			})
+			refused(t, "Do", err)
+		})
+	})
+	t.Run("RWMutex", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			rw := zsync.NewRWMutex(s, "/l")
+			c := zsync.NewCond(s, "/c", rw)
+			other, release := failedWait(t, c, rw.Do, func(ctx context.Context) {
+				_, err := rw.Token(ctx)
+				refused(t, "Token", err)
+				_, err = rw.Txn(ctx, write("/x"))
+				refused(t, "Txn", err)
+				refused(t, "Downgrade", rw.Downgrade(ctx))
+			})
+			if ok, err := zsync.NewRWMutex(open(t, srv), "/l").TryRLock(t.Context()); ok || err != nil {
+				t.Errorf("TryRLock while a Do writes = %v, %v", ok, err)
+			}
+			release()
+			must(t, <-other)
+		})
+	})
+}
+
+// failedWait calls f inside a Do whose Wait has failed, while another Do has the lock. The other Do
+// ends after release.
+func failedWait(t *testing.T, c *zsync.Cond, do func(context.Context, func(context.Context) error) error, f func(ctx context.Context)) (other <-chan error, release func()) {
+	inside, leave := make(chan struct{}), make(chan struct{})
+	wantErr(t, do(t.Context(), func(ctx context.Context) error {
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		other = async(func() error {
+			return do(t.Context(), func(context.Context) error {
+				close(inside)
+				<-leave
+				return nil
+			})
+		})
+		wantErr(t, c.Wait(short), context.DeadlineExceeded)
+		<-inside
+		f(ctx)
+		return nil
+	}), zsync.ErrNotLocked)
+	return other, func() { close(leave) }
+}

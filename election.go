@@ -140,7 +140,7 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 // before Run's function has returned, or the session has ended. After a loss and a new Campaign,
 // a late Resign ends the new term.
 func (e *Election) Resign() error {
-	g, _, err := e.current(&e.local)
+	g, _, err := e.current(&e.local, nil)
 	if err == nil {
 		err = cmp.Or(e.resign(context.Background(), g), g.Claim.Loss()) // perhaps g was lost before Run's function returned
 	}
@@ -277,7 +277,7 @@ func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local
 
 // Lost is [Mutex.Lost] for the present leadership.
 func (e *Election) Lost() <-chan struct{} {
-	g, _, err := e.current(&e.local)
+	g, _, err := e.current(&e.local, nil)
 	if err != nil {
 		return session.ClosedChan
 	}
@@ -286,12 +286,12 @@ func (e *Election) Lost() <-chan struct{} {
 
 // Token is [Mutex.Token] for the present leadership.
 func (e *Election) Token(ctx context.Context) (int64, error) {
-	return e.token(ctx, &e.local)
+	return e.token(ctx, &e.local, nil)
 }
 
 // Txn is [Mutex.Txn] for the present leadership.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, _, err := e.current(&e.local)
+	g, _, err := e.current(&e.local, nil)
 	if err != nil {
 		return nil, opError("txn", e.path, err)
 	}

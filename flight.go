@@ -167,7 +167,7 @@ const flightResult = "result"
 // The argument `came` points to the Stat of the first znode of this call. If that is nil, look
 // sets it.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
-	g, _, err := rw.current(&rw.local)
+	g, _, err := rw.current(&rw.local, nil)
 	if err != nil {
 		return v, false, err
 	}
@@ -265,7 +265,7 @@ func (f *Flight[T]) remove(dir string) bool {
 		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
 	}
 	defer rw.Unlock()
-	g, _, err := rw.current(&rw.local)
+	g, _, err := rw.current(&rw.local, nil)
 	if err != nil {
 		return false
 	}
@@ -284,7 +284,7 @@ func (f *Flight[T]) remove(dir string) bool {
 // time in which a result expires. The caller holds rw, the lock of a key, for writing. The argument
 // came is the Stat of the caller's first znode.
 func (f *Flight[T]) sweepSoon(rw *RWMutex, came *zk.Stat) {
-	g, _, err := rw.current(&rw.local)
+	g, _, err := rw.current(&rw.local, nil)
 	if err != nil || !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
 	}

@@ -71,18 +71,18 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 }
 
 // The method `current` returns a hold of the lock q of m, and the mode. The caller is a goroutine that
-// holds.
-func (m *made) current(q *localLock) (*lock.Grant, lock.HoldMode, error) {
+// holds. It is in the Do d, if d is not nil.
+func (m *made) current(q *localLock, d *doCall) (*lock.Grant, lock.HoldMode, error) {
 	if m.misuse() != nil {
 		return nil, 0, m.misuse()
 	}
-	return q.Current()
+	return q.Current(d.bare())
 }
 
 // The method `token` does the work of Token for an exclusive hold.
-func (m *made) token(ctx context.Context, q *localLock) (tok int64, err error) {
+func (m *made) token(ctx context.Context, q *localLock, d *doCall) (tok int64, err error) {
 	defer m.wrap("token", &err)
-	g, _, err := m.current(q)
+	g, _, err := m.current(q, d)
 	if err != nil {
 		return 0, err
 	}

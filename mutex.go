@@ -136,13 +136,13 @@ func (m *Mutex) Lost() <-chan struct{} {
 // greatest token can refuse a late write. The first call of a hold takes 1 round trip, later
 // calls none.
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
-	return m.token(ctx, &m.local)
+	return m.token(ctx, &m.local, m.holderOf(ctx))
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
 // servers check it. [Session.Txn] has the rest.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, _, err := m.current(&m.local)
+	g, _, err := m.current(&m.local, m.holderOf(ctx))
 	if err != nil {
 		return nil, opError("txn", m.path, err)
 	}
@@ -184,7 +184,7 @@ func (m *Mutex) Revoke(ctx context.Context) (err error) {
 // Curator's Revoker asks the present holder to release m. From then on, the goroutines of the
 // process no longer hand m over.
 func (m *Mutex) Revoked() <-chan struct{} {
-	g, _, err := m.current(&m.local)
+	g, _, err := m.current(&m.local, nil)
 	if err != nil {
 		return session.ClosedChan
 	}
@@ -293,6 +293,10 @@ func (d *doCall) holds() bool {
 	_, ok := d.mode()
 	return ok
 }
+
+// The method `bare` reports whether d has no hold: an Unlock has ended it, or Cond.Wait could not
+// take it back. Then the lock may belong to another Do. A nil d is not bare.
+func (d *doCall) bare() bool { return d != nil && !d.holds() }
 
 // The method `stands` returns nil while d's hold is valid and is enough for mode.
 func (d *doCall) stands(mode lock.HoldMode) error {

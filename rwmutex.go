@@ -204,7 +204,7 @@ var (
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	err := rw.made.check(ctx)
 	if err == nil {
-		err = rw.local.Downgrade(ctx)
+		err = rw.local.Downgrade(ctx, rw.within(ctx).bare())
 	}
 	return opError("downgrade", rw.path, err)
 }
@@ -222,7 +222,7 @@ func (rw *RWMutex) Lost() <-chan struct{} {
 // greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 	var tok int64
-	err := rw.withCurrent(func(g *lock.Grant, mode lock.HoldMode) (err error) {
+	err := rw.withCurrent(ctx, func(g *lock.Grant, mode lock.HoldMode) (err error) {
 		tok, err = g.Token(ctx, mode == lock.Exclusive)
 		return err
 	})
@@ -232,7 +232,7 @@ func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
 // Txn is [Mutex.Txn], for the present hold, for writing or for reading.
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	var rs []zk.MultiResponse
-	err := rw.withCurrent(func(g *lock.Grant, _ lock.HoldMode) (err error) {
+	err := rw.withCurrent(ctx, func(g *lock.Grant, _ lock.HoldMode) (err error) {
 		// The channel is not that of g. If g is the use of a reader, the RUnlock of another reader may end it.
 		rs, err = rw.s.sending(ctx, rw.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return rw.local.Txn(ctx, g, ops) })
 		return err
@@ -244,9 +244,9 @@ func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, err
 // may belong to another goroutine, which unlocks it at this moment. In that case, f does
 // nothing and returns ErrNotLocked, and withCurrent calls f again with another hold. So a
 // goroutine that holds rw during the whole call never gets ErrNotLocked.
-func (rw *RWMutex) withCurrent(f func(g *lock.Grant, mode lock.HoldMode) error) error {
+func (rw *RWMutex) withCurrent(ctx context.Context, f func(g *lock.Grant, mode lock.HoldMode) error) error {
 	for {
-		g, mode, err := rw.current(&rw.local)
+		g, mode, err := rw.current(&rw.local, rw.within(ctx))
 		if err != nil {
 			return err
 		}

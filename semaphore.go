@@ -246,7 +246,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		} else if ok, err := m.gate.tryLock(ctx); !ok {
 			return nil, err
 		}
-		gate, _, err := m.gate.current(&m.gate.local)
+		gate, _, err := m.gate.current(&m.gate.local, nil)
 		if err != nil {
 			return nil, err // impossible: no other code unlocks our gate
 		}

@@ -771,14 +771,14 @@ func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse
 }
 
 // Downgrade makes the exclusive hold a shared hold. If the hold is released at the same time, the
-// error is ErrNotLocked.
-func (l *Lock) Downgrade(ctx context.Context) error {
+// error is ErrNotLocked. For `bare`, see Current.
+func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	start := time.Now()
 	moving, stop := context.WithCancel(ctx)
 	defer stop()
 	l.mu.Lock()
 	h := l.inUse(Exclusive)
-	if h == nil || h.moving != nil {
+	if h == nil || h.moving != nil || h.newest(bare) == nil {
 		l.mu.Unlock()
 		return ErrNotLocked
 	}
@@ -891,12 +891,15 @@ func (l *Lock) Wanted() bool {
 }
 
 // Current returns the newest grant of the hold of this process (see `present`), and the mode of the
-// hold.
-func (l *Lock) Current() (*Grant, HoldMode, error) {
+// hold. If `bare` is true, the caller is inside a Do that has no hold. A use that a Do releases
+// belongs to another Do. So then only other uses count, as for BeginUnlock.
+func (l *Lock) Current(bare bool) (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h := l.inUse(Exclusive, Shared); h != nil {
-		return h.uses[len(h.uses)-1], h.mode, nil
+	for _, mode := range []HoldMode{Exclusive, Shared} {
+		if h := l.present(mode, func(h *Claim) bool { return h.newest(bare) != nil }); h != nil {
+			return h.newest(bare), mode, nil
+		}
 	}
 	return nil, 0, ErrNotLocked
 }
@@ -915,6 +918,17 @@ func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
 func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
+
+// The method `newest` returns the newest use of c, or nil. If `bare` is true, it leaves out the uses
+// that a Do, RDo or Run will release.
+func (c *Claim) newest(bare bool) *Grant {
+	for _, g := range slices.Backward(c.uses) {
+		if !bare || !g.Pinned {
+			return g
+		}
+	}
+	return nil
+}
 
 // A goroutine may end a use without a handle. The method `anonymous` returns the index of the use
 // that then ends. This is the oldest use that no Do, RDo or Run will release: if readers overlap all
