@@ -68,21 +68,23 @@ func NewWaitGroup(s *Session, path string, opts ...WaitGroupOption) *WaitGroup {
 // other sessions may end only some. If ctx ends first, a positive delta is not added, or is taken
 // back.
 func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
-	return opError("add", wg.path, wg.add(ctx, delta))
+	_, err := wg.add(ctx, delta)
+	return opError("add", wg.path, err)
 }
 
-func (wg *WaitGroup) add(ctx context.Context, delta int) error {
+func (wg *WaitGroup) add(ctx context.Context, delta int) (era int, err error) {
 	switch {
 	case wg.misuse() != nil:
-		return wg.misuse()
+		return 0, wg.misuse()
 	case delta > math.MaxInt32 || delta < -math.MaxInt32:
-		return session.Invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
+		return 0, session.Invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
 	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
+		return 0, session.CtxErr(ctx)
 	case delta == 0:
-		return nil
+		return 0, nil
 	}
-	return wg.s.m.Explained(ctx, wg.tally.Add(ctx, delta))
+	era, err = wg.tally.Add(ctx, delta)
+	return era, wg.s.m.Explained(ctx, err)
 }
 
 // Done ends one task. If another program's znode hides the open tasks of another session, Done
@@ -92,7 +94,7 @@ func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
 	}
-	return opError("done", wg.path, wg.tally.Done(true))
+	return opError("done", wg.path, wg.tally.Done(true, 0))
 }
 
 // Go adds one task, calls f in a goroutine, and ends the task when f returns. If the task cannot
@@ -102,7 +104,8 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 	if wg.misuse() == nil && f == nil {
 		return opError("go", wg.path, session.Invalid("the function is nil"))
 	}
-	if err := wg.add(ctx, 1); err != nil {
+	era, err := wg.add(ctx, 1)
+	if err != nil {
 		return opError("go", wg.path, err)
 	}
 	go func() {
@@ -110,7 +113,7 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 			if x := recover(); x != nil {
 				panic(x)
 			}
-			if err := wg.tally.Done(false); err != nil {
+			if err := wg.tally.Done(false, era); err != nil {
 				wg.s.m.Log.Warn("zsync: task of Go", "path", wg.path, "err", err)
 			}
 		}()

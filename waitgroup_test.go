@@ -915,3 +915,49 @@ func TestDoneOfALostTaskEndsNoOtherThoughItsWaitGroupWasCollected(t *testing.T) 
 		}
 	})
 }
+
+// The goroutine of a lost task may still run, and its Done comes later. The end of another task, which Go has
+// added since, must not count as that Done: a Wait would wait for the goroutine of the lost task.
+func TestGoEndsItsOwnTaskThoughAnEarlierTaskIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wg, other := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
+		early := make(chan struct{})
+		must(t, wg.Go(t.Context(), func() { <-early }))
+		must(t, wg.Add(t.Context(), 1))
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		must(t, wg.Go(t.Context(), func() {}))
+		time.Sleep(time.Second)
+		wantCount(t, other, 0)
+		must(t, wg.Add(t.Context(), 2))
+		close(early) // its task was lost, and so it ends no other
+		time.Sleep(time.Second)
+		wantCount(t, other, 2)
+		wantErr(t, wg.Done(), zsync.ErrLost)
+		wantCount(t, other, 2)
+		must(t, wg.Done())
+		must(t, wg.Done())
+		wantCount(t, other, 0)
+	})
+}
+
+func TestACancelledAddIsTakenBackThoughAnEarlierTaskIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		a, b := open(t, srv), open(t, srv)
+		wg, other := zsync.NewWaitGroup(a, "/w"), zsync.NewWaitGroup(b, "/w")
+		must(t, wg.Add(t.Context(), 1))
+		srv.Expire(a.ID())
+		time.Sleep(time.Second)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == a.ID() && (r.Op == zktest.OpCreate || r.Op == zktest.OpMulti) {
+				return zktest.Delay(2 * time.Second)
+			}
+			return zktest.Pass
+		})
+		wantErr(t, wg.Add(within(t, time.Second), 1), context.DeadlineExceeded)
+		time.Sleep(time.Minute)
+		wantCount(t, other, 0)
+		wantErr(t, wg.Done(), zsync.ErrLost)
+	})
+}

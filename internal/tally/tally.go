@@ -33,7 +33,7 @@ func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep
 	if keep {
 		key = "keep " + dir
 	}
-	return all.Of(key, &Tally{m: m, all: all, dir: dir, keep: keep})
+	return all.Of(key, &Tally{m: m, all: all, dir: dir, keep: keep, era: 1})
 }
 
 // A Tally is the counter of one path as one Session sees it. All WaitGroups of that
@@ -63,6 +63,7 @@ type Tally struct {
 	busy  bool                 // whether a goroutine is applying changes; guarded by mu
 	lost  int                  // number of tasks that ended with their session, and for which `Done` was not called yet; guarded by mu
 	why   error                // the reason why the last session with such tasks ended; guarded by mu
+	era   int                  // begins at 1; grows when tasks end with their session; guarded by mu
 	own   openTasks            // the znode of this process; written with mu held, by the goroutine that applies changes or, if none runs, by `submit`
 	inc   *session.Incarnation // the session of the znode `own`; nil without a znode, or if `keep` is true; written like `own`
 }
@@ -77,6 +78,7 @@ type change struct {
 	insist    bool // whether the change ends a task, and so is tried again if the servers refuse it
 	owed      bool // try again after any error but ErrNegativeCounter, because no caller will; guarded by Tally.mu
 	tries     int  // number of refusals; guarded by Tally.mu
+	era       int  // the era in which its tasks were added, or 0 if that is unknown; guarded by Tally.mu
 }
 
 // An openTasks is the state of a znode that has open tasks.
@@ -88,15 +90,15 @@ type openTasks struct {
 
 // Add adds `delta`, which is not 0, to the counter. If ctx ends first, Add returns the
 // error of ctx. In this case, a positive `delta` is not added, or it is taken back. A
-// negative `delta` may be applied.
-func (t *Tally) Add(ctx context.Context, delta int) error {
+// negative `delta` may be applied. The result `era` is for `Done`.
+func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 	c := t.submit(&change{delta: delta})
 	select {
 	case <-c.done:
-		return c.err
+		return c.era, c.err
 	case <-ctx.Done():
 		t.abandon(c)
-		return session.CtxErr(ctx)
+		return 0, session.CtxErr(ctx)
 	}
 }
 
@@ -104,8 +106,12 @@ func (t *Tally) Add(ctx context.Context, delta int) error {
 // The argument `heard` is false if the caller will not call Done again after an error. In
 // this case, Done also continues after two kinds of error: the servers refuse, or another
 // program's znode is in the way.
-func (t *Tally) Done(heard bool) error {
-	c := t.submit(&change{delta: -1, insist: true, owed: !heard})
+//
+// The argument `era` is the result of the Add of this task, or 0. If it is 0, the task may have ended
+// with its session: then the caller may be the goroutine of any lost task, and Done ends a lost task
+// first.
+func (t *Tally) Done(heard bool, era int) error {
+	c := t.submit(&change{delta: -1, insist: true, owed: !heard, era: era})
 	select {
 	case <-c.done:
 	case <-t.m.Outage(): // usually the client reconnects at once, and Done can still return the result
@@ -227,7 +233,7 @@ func (t *Tally) abandon(c *change) {
 // reopen ended tasks, because a call of Wait may have returned.
 func (t *Tally) takeBackLocked(c *change) {
 	if c.err == nil && c.delta > 0 {
-		t.queueLocked(&change{delta: -c.delta, owed: true, done: make(chan struct{})})
+		t.queueLocked(&change{delta: -c.delta, owed: true, era: c.era, done: make(chan struct{})})
 	}
 }
 
@@ -291,6 +297,8 @@ func (t *Tally) finish(cs []*change, err error) {
 			t.unpayLocked(c)
 		case err == nil && c.repaid > 0:
 			c.err = t.why
+		case err == nil && c.delta > 0:
+			c.era = t.era
 		}
 		close(c.done)
 		if c.abandoned {
@@ -303,6 +311,7 @@ func (t *Tally) finish(cs []*change, err error) {
 // tasks have ended with it.
 func (t *Tally) forfeitLocked() {
 	t.lost += t.own.count
+	t.era++
 	t.why = t.inc.Loss()
 	t.own, t.inc = openTasks{}, nil
 	t.rememberLocked()
@@ -319,9 +328,9 @@ func (t *Tally) rememberLocked() {
 }
 
 // repayLocked reduces the change `c` by the tasks that have already ended with their
-// session.
+// session. No task of the present era has.
 func (t *Tally) repayLocked(c *change) {
-	if c.delta < 0 && t.lost > 0 {
+	if c.delta < 0 && t.lost > 0 && c.era != t.era {
 		n := min(t.lost, -c.delta)
 		t.lost -= n
 		c.delta += n
