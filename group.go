@@ -183,8 +183,9 @@ func (m *Membership[T]) run() {
 		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.err = err; m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
+	m.err = err
+	m.mu.Unlock()
+	if m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
 		m.g.s.m.Log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", err)
 	}
 }

@@ -121,6 +121,7 @@ func (o *OwnWatch) look() {
 	if err == nil && stat.EphemeralOwner != inc.ID.Load() {
 		err = zk.ErrNoNode // another session has made a znode of this name after ours was deleted
 	}
+	refused := false
 	o.mu.Lock()
 	switch {
 	case o.dropped, IsNoNode(err):
@@ -129,11 +130,14 @@ func (o *OwnWatch) look() {
 	case inc.Ctx.Err() == nil: // otherwise, all holders learn of the end of the session from Ended
 		// The servers refuse the read. A deletion is then found by the next write, by the release,
 		// or by a later read that the servers permit.
-		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)
+		refused = true
 		o.lookLocked(LookAgainAfter)
 	}
 	vanished := !o.dropped && IsNoNode(err)
 	o.mu.Unlock()
+	if refused { // the log may release the hold, so it is called without mu
+		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)
+	}
 	if vanished {
 		o.owner.Vanished(o)
 	}

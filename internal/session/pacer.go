@@ -110,8 +110,10 @@ func (inc *Incarnation) longestDelay() time.Duration {
 func (inc *Incarnation) mayUse(addr string) bool {
 	barred, first := inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
 	if first {
-		inc.Manager.Log.Warn("zsync: a server is left out for now, as it may still carry out writes that had no answer before the session went to another server",
-			"addr", addr, "session", Text(inc.ID.Load()))
+		inc.Manager.Spawn(func() { // the caller holds pacer.Mu
+			inc.Manager.Log.Warn("zsync: a server is left out for now, as it may still carry out writes that had no answer before the session went to another server",
+				"addr", addr, "session", Text(inc.ID.Load()))
+		})
 	}
 	return !barred
 }

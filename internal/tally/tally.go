@@ -253,7 +253,10 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 			continue
 		}
 		if c.tries++; c.tries == 1 {
-			t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", -c.delta, "err", err)
+			tasks := -c.delta
+			t.m.Spawn(func() { // without mu: the log may call the WaitGroup
+				t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", tasks, "err", err)
+			})
 		}
 		owed = append(owed, c)
 		wait = max(wait, t.m.Config.Retry.Delay(c.tries))
