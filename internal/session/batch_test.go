@@ -22,7 +22,7 @@ func TestTheRequestsOfABatchTakeOneRoundTripTogether(t *testing.T) {
 		synced := add(b, syncCall("/"))
 		made := add(b, inc.createCall("/a", []byte("x"), zk.FlagPersistent))
 		again := add(b, inc.createCall("/a", nil, zk.FlagContainer))
-		txn := add(b, inc.multiCall([]any{
+		txn := add(b, multiCall([]any{
 			&zk.SetDataRequest{Path: "/a", Data: []byte("y"), Version: 0},
 			&zk.CreateRequest{Path: "/a/b-", Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagSequence},
 		}))

@@ -8,8 +8,8 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file encodes the requests of a session and decodes their replies, and records the ephemeral
-// znodes that the replies show. request.go and batch.go send the requests.
+// This file encodes the requests of a session and decodes their replies. request.go and batch.go
+// send them.
 
 func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[string] {
 	return inc.createWithACL(path, data, flags, inc.Manager.Config.ACL)
@@ -34,9 +34,7 @@ func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl
 		body: func(p []byte) []byte { return wire.AppendCreate(p, data, acl, flags) },
 		take: func(s *wire.Scanner) string {
 			made := s.String()
-			if s.Bad = s.Bad || !isMade(made, path, flags); !s.Bad && flags&zk.FlagEphemeral != 0 {
-				inc.ephemerals.settle(0, []string{made})
-			}
+			s.Bad = s.Bad || !isMade(made, path, flags)
 			return made
 		},
 	}
@@ -95,21 +93,15 @@ func whoAmICall() call[[]zk.ACL] {
 	}}
 }
 
-func (inc *Incarnation) multiCall(ops []any) call[[]zk.MultiResponse] {
+func multiCall(ops []any) call[[]zk.MultiResponse] {
 	return call[[]zk.MultiResponse]{
 		op:   wire.OpMulti,
 		body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
 		judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
 			rs, code := s.Results(len(ops), wire.Error)
-			for i := 0; i < len(rs) && code == 0; i++ {
-				switch op := ops[i].(type) {
-				case *zk.CreateRequest:
-					s.Bad = s.Bad || !isMade(rs[i].String, op.Path, op.Flags)
-					if op.Flags&zk.FlagEphemeral != 0 {
-						inc.ephemerals.settle(0, []string{rs[i].String})
-					}
-				case *zk.DeleteRequest:
-					inc.ephemerals.gone(op.Path)
+			for i, r := range rs {
+				if op, ok := ops[i].(*zk.CreateRequest); ok && code == 0 && !isMade(r.String, op.Path, op.Flags) {
+					s.Bad = true
 				}
 			}
 			return rs, code, wire.Error(code)

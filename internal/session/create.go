@@ -180,7 +180,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 }
 
 // RoomFor reserves room for the ephemeral znodes that `ops` create, until the caller calls `done`. It
-// returns ErrTooLarge if the session cannot have so many.
+// returns ErrTooLarge if the session cannot have so many. From the reply until `done`, a znode counts
+// twice, so another caller at that moment may be refused although there is room.
 func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), err error) {
 	var paths []string
 	for _, op := range ops {
@@ -265,7 +266,7 @@ func (inc *Incarnation) creation(c *Creation) (call[string], error) {
 	for _, path := range c.Paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	multi, holds := inc.multiCall(ops), c.Holds
+	multi, holds := multiCall(ops), c.Holds
 	return call[string]{op: multi.op, body: multi.body, judge: func(s *wire.Scanner) (path string, code int32, err error) {
 		rs, code, err := multi.judge(s)
 		if failed := FailedOp(rs); failed >= 0 && failed < len(holds) {
@@ -447,7 +448,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	var read *pending[Node]
 	err = inc.repeat(ctx, func() error {
 		b := new(batch)
-		txn := add(b, inc.multiCall(ops))
+		txn := add(b, inc.countedMulti(ops))
 		read = add(b, getCall(path))
 		if err := inc.startBatch(ctx, b); err != nil {
 			return err

@@ -187,7 +187,7 @@ func (d *Deletion) request() conn.Request {
 	for _, path := range d.Paths {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
-	c := d.queue.inc.multiCall(ops)
+	c := multiCall(ops)
 	c.unique = true
 	return &pending[[]zk.MultiResponse]{call: c, heir: d.attempted}
 }

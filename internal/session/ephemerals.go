@@ -30,8 +30,7 @@ const maxEphemerals = 1 << 20
 func sizeOfPath(path string) int { return 4 + len(path) }
 
 // The method `reserve` adds the size of these paths, which the caller is about to create. The caller
-// passes the size to `settle` when it knows whether the znodes were created. From the reply until
-// then, a znode counts twice, so another caller at that moment may be refused although there is room.
+// passes the size to `settle` when it knows whether the znodes were created.
 func (e *ephemerals) reserve(paths []string) (size int, err error) {
 	for _, path := range paths {
 		size += sizeOfPath(path) + len("0000000000") // the servers may append a number
@@ -50,9 +49,6 @@ func (e *ephemerals) settle(reserved int, made []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.size -= reserved
-	if e.paths == nil {
-		e.paths = make(map[string]struct{})
-	}
 	for _, path := range made {
 		if _, ok := e.paths[path]; !ok {
 			e.paths[path] = struct{}{}

@@ -91,7 +91,7 @@ func newIncarnation(m *Manager) *Incarnation {
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
 
-		ephemerals: ephemerals{turn: make(chan struct{}, 1)},
+		ephemerals: ephemerals{paths: make(map[string]struct{}), turn: make(chan struct{}, 1)},
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))

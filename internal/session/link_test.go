@@ -130,7 +130,7 @@ func someRequest(kind uint8) (r conn.Request, said func() string) {
 	case 1:
 		return tellingOf(childrenCall("/x"))
 	case 2:
-		return tellingOf(new(Incarnation).multiCall([]any{&zk.DeleteRequest{Path: "/x"}, &zk.SetDataRequest{Path: "/x"}}))
+		return tellingOf(multiCall([]any{&zk.DeleteRequest{Path: "/x"}, &zk.SetDataRequest{Path: "/x"}}))
 	case 3:
 		return tellingOf(bundleCall([]string{"/x", "/y"}))
 	case 4:

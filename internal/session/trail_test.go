@@ -109,7 +109,7 @@ func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
 		want bool
 	}{
 		{newPending(deletion("/x", -1)), true},
-		{newPending(new(Incarnation).multiCall(nil)), true},
+		{newPending(multiCall(nil)), true},
 		{(&Deletion{Paths: []string{"/x"}}).request(), true},
 		{newPending(getCall("/x")), false},
 		{newPending(flush("/none")), false}, // the watchdog sends it, too

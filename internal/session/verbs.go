@@ -113,6 +113,42 @@ func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.Multi
 	return rs, open, err
 }
 
+// The method `counted` returns a create that records its znode, if the znode is ephemeral.
+func (inc *Incarnation) counted(create call[string], flags int32) call[string] {
+	take := create.take
+	create.take = func(s *wire.Scanner) string {
+		path := take(s)
+		if !s.Bad && flags&zk.FlagEphemeral != 0 {
+			inc.ephemerals.settle(0, []string{path})
+		}
+		return path
+	}
+	return create
+}
+
+// countedMulti returns a transaction that records the ephemeral znodes that it creates and deletes.
+func (inc *Incarnation) countedMulti(ops []any) call[[]zk.MultiResponse] {
+	multi := multiCall(ops)
+	judge := multi.judge
+	multi.judge = func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
+		rs, code, err := judge(s)
+		for i := range rs {
+			switch op := ops[i].(type) {
+			case *zk.CreateRequest:
+				if code == 0 && op.Flags&zk.FlagEphemeral != 0 {
+					inc.ephemerals.settle(0, []string{rs[i].String})
+				}
+			case *zk.DeleteRequest:
+				if code == 0 {
+					inc.ephemerals.gone(op.Path)
+				}
+			}
+		}
+		return rs, code, err
+	}
+	return multi
+}
+
 // AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
@@ -136,18 +172,18 @@ func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.Multi
 
 // StartMulti is AttemptMulti without the wait for the reply.
 func (inc *Incarnation) StartMulti(ctx context.Context, ops []any) (*pending[[]zk.MultiResponse], error) {
-	return start(ctx, inc, inc.multiCall(ops))
+	return start(ctx, inc, inc.countedMulti(ops))
 }
 
 // StartCreate sends a single request that creates a znode, without waiting for the reply.
 func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byte, flags int32) (*pending[string], error) {
-	return start(ctx, inc, inc.createCall(path, data, flags))
+	return start(ctx, inc, inc.counted(inc.createCall(path, data, flags), flags))
 }
 
 // AttemptCreate makes a single attempt to create a znode. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func (inc *Incarnation) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
-	return attempt(ctx, inc, inc.createWithACL(path, data, flags, acl))
+	return attempt(ctx, inc, inc.counted(inc.createWithACL(path, data, flags, acl), flags))
 }
 
 // Set writes the data of a znode that only this client writes, so a second write does no harm. It
