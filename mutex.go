@@ -231,8 +231,13 @@ func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Cont
 func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }
 
 // holderOf returns the call of Do from which ctx comes, if that call is of this path and still
-// runs.
-func (m *Mutex) holderOf(ctx context.Context) *doCall { return m.doKey().in(ctx) }
+// runs. A Mutex that cannot be used has none.
+func (m *Mutex) holderOf(ctx context.Context) *doCall {
+	if m.misuse() != nil {
+		return nil
+	}
+	return m.doKey().in(ctx)
+}
 
 // newDoCall returns the doCall of a new call of Do, which has the grant g of the lock q. For a
 // grant that is not a lock's, q is nil. If Close begins before d's function begins, the function
