@@ -285,8 +285,8 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 
 // The method `obtain` claims elements with the method `claim`, and reads them at the same time. If the
 // claim succeeds, the data is valid: no other consumer has had the elements since the search. The
-// result `ok` says whether the claim has succeeded. Then `items` has no item whose element was deleted,
-// and no item whose element the client cannot read: that one returns to the queue.
+// result `ok` says whether the claim has succeeded. Then `items` has no item of a deleted element,
+// and no item of an unreadable element, which returns to the queue.
 func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok bool, err error) {
 	var nodes []session.Node
 	var failure error
@@ -476,8 +476,8 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 
 // The method `unknown` is called with the error of an attempt to find out whether a transaction was
 // applied. If the servers have refused that attempt, the claimant gives up its claims, and `finish`
-// deletes its mark. Otherwise, nobody would settle or return the elements of the transaction while
-// the session lives.
+// deletes its mark. Otherwise, no client would settle or return the elements of the transaction
+// while the session lives.
 func (c *claimant) unknown(err error) error {
 	if session.OutcomeOf(err) != session.Answered {
 		return err
@@ -641,7 +641,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.q.Skips.skip(bellName, -1) // whatever the reason: without the bell, the board can still be written
+			c.q.Skips.skip(bellName, -1) // for any reason: without the bell, the board can still be written
 		case !outrun(err):
 			return nil, err
 		}

@@ -36,8 +36,8 @@ import (
 //
 // There is a fourth case. The session tries to return to A directly, and A is silent, so the session
 // moves to B. The handshake may reach the leader later, right after the write. Then it does the same
-// as a return to A. So for as long as the session avoids A, the writes have no outcome: their senders
-// wait, and nobody looks for the writes over B. See `caughtUp`. If A closes the connection instead,
+// as a return to A. So while the session avoids A, the writes have no outcome: their senders wait, and
+// do not look for the writes over B. See `caughtUp`. If A closes the connection instead,
 // the client assumes that A has not passed on the handshake. Otherwise, each write would wait that
 // long after an election, during which all servers close their connections.
 //
@@ -45,7 +45,7 @@ import (
 type trail struct {
 	left    map[string]exit // by server: the end of the connection that left writes without a reply
 	written time.Time       // when the client sent the last answered write
-	late    []conn.Request  // the writes without a reply, which have not failed yet
+	late    []conn.Request  // the writes without a reply or a failure
 }
 
 // The type `exit` is the end of a connection with unanswered writes.
@@ -86,13 +86,12 @@ func (t *trail) unanswered(addr string) {
 // caughtUp is called when a server that continues the session has answered the sync with which the
 // connection begins. The sync came after every request that this server has ever forwarded for the
 // session. Before that answer, the client has read nothing over the connection, so no read can have
-// missed a write. So if no server answers the sync, the session may return to any server that it
-// has left meanwhile.
+// missed a write. Until a server answers the sync, the session may return to any server.
 //
-// caughtUp returns the writes that have no reply, and the time `since` at which the session left the
-// last of the servers that it avoids from now on; zero if there is none. If `wait` is true, such a
-// server may still pass on one of the writes and then a handshake. Otherwise, the writes may fail
-// now.
+// caughtUp returns the writes without a reply. From now on, the session avoids the servers that it
+// has left. It left the last of them at the time `since`, which is zero without such a server. If
+// `wait` is true, such a server may still pass on one of the writes and then a handshake. Otherwise,
+// the writes may fail now.
 func (t *trail) caughtUp(addr string) (late []conn.Request, since time.Time, wait bool) {
 	delete(t.left, addr)
 	for other, x := range t.left {
