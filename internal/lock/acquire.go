@@ -265,7 +265,9 @@ func (p *Place) stop() {
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
-		c.Stake, err = inc.Stake(ctx) // from here on, the session stays confirmed
+		if c.Stake, err = inc.Stake(ctx); err == nil { // from here on, the session stays confirmed
+			err = c.standsStill(ctx)
+		}
 	}
 	switch {
 	case err == nil:

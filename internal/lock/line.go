@@ -171,6 +171,19 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
+// standsStill is called right before the grant. The confirmation of the session may have taken an
+// outage, during which another client has deleted c's znode. The event comes before the reply that
+// confirms the session, because the client sets its watches again before all other requests.
+func (c *Claim) standsStill(ctx context.Context) error {
+	c.mu.Lock()
+	fired := c.own != nil && session.IsClosed(c.own.Fired)
+	c.mu.Unlock()
+	if !fired {
+		return nil
+	}
+	return c.mustStand(ctx)
+}
+
 // mustStand reads c's znode, and returns ErrVanished if the znode does not exist. If c has joined a
 // watch on the znode, and the watch is not set yet, the read sets the watch. The watch is on the
 // znode's children. An ephemeral znode has no children, so nothing but its deletion fires the
