@@ -265,8 +265,9 @@ func (p *Place) stop() {
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
+		over := inc.Watches.Connection()
 		if c.Stake, err = inc.Stake(ctx); err == nil { // from here on, the session stays confirmed
-			err = c.standsStill(ctx)
+			err = c.standsStill(ctx, over)
 		}
 	}
 	switch {

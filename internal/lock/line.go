@@ -171,14 +171,15 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
-// standsStill is called right before the grant. The confirmation of the session may have taken an
-// outage, during which another client has deleted c's znode. The event comes before the reply that
-// confirms the session, because the client sets its watches again before all other requests.
-func (c *Claim) standsStill(ctx context.Context) error {
+// standsStill is called right before the grant, when the session is confirmed. The confirmation may
+// have taken an outage, during which another client has deleted c's znode. Then c's watch has fired,
+// because the event comes before the reply that confirms the session, or c had no watch. The argument
+// `over` is the number of the connection before the confirmation.
+func (c *Claim) standsStill(ctx context.Context, over int64) error {
 	c.mu.Lock()
 	fired := c.own != nil && session.IsClosed(c.own.Fired)
 	c.mu.Unlock()
-	if !fired {
+	if !fired && c.Incarnation.Watches.Connection() == over {
 		return nil
 	}
 	return c.mustStand(ctx)
