@@ -267,7 +267,10 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	if err == nil && holds {
 		over := inc.Watches.Connection()
 		if c.Stake, err = inc.Stake(ctx); err == nil { // from here on, the session stays confirmed
-			err = c.standsStill(ctx, over)
+			if err = c.standsStill(ctx, over); err != nil {
+				c.Stake.Drop() // p may wait again, with a new stake
+				c.Stake = nil
+			}
 		}
 	}
 	switch {

@@ -94,33 +94,3 @@ func TestAWaiterIsNotGrantedOnACopyOfItsZnode(t *testing.T) {
 		soon(t, got)
 	})
 }
-
-// The waiter is the first in the line, but its session must be confirmed before the grant, which takes
-// an outage. Meanwhile, another client deletes its znode, and a third contender gets the lock.
-func TestAWaiterIsNotGrantedIfItsZnodeIsDeletedDuringTheConfirmation(t *testing.T) {
-	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		holding, s, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
-		holder, waiter, third := zsync.NewMutex(holding, "/m"), zsync.NewMutex(s, "/m"), zsync.NewMutex(holding, "/m")
-		harness.Must(t, holder.Lock(t.Context()))
-		granted := harness.Arrive(t, func() error { return waiter.Lock(t.Context()) })
-		time.Sleep(time.Minute) // then the create confirms the session no longer
-		var silent atomic.Bool
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if silent.Load() && r.Session == s.ID() && r.Op != zktest.OpPing {
-				return zktest.DropRequest
-			}
-			return zktest.Pass
-		})
-		silent.Store(true)
-		harness.Must(t, holder.Unlock())
-		synctest.Wait()
-		harness.Must(t, conn.Delete("/m/"+harness.Children(t, conn, "/m")[0], -1))
-		harness.Must(t, third.Lock(t.Context()))
-		silent.Store(false)
-		time.Sleep(20 * time.Second)
-		harness.PendingStill(t, granted)
-		harness.Must(t, third.Unlock())
-		harness.Must(t, <-granted)
-		harness.Must(t, waiter.Unlock())
-	})
-}
