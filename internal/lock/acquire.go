@@ -265,9 +265,8 @@ func (p *Place) stop() {
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
-		over := inc.Watches.Connection()
 		if c.Stake, err = inc.Stake(ctx); err == nil { // from here on, the session stays confirmed
-			if err = c.standsStill(ctx, over); err != nil {
+			if err = c.standsStill(ctx); err != nil {
 				c.Stake.Drop() // p may wait again, with a new stake
 				c.Stake = nil
 			}

@@ -172,15 +172,21 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 }
 
 // standsStill is called right before the grant, when the session is confirmed. The confirmation may
-// have taken an outage, during which another client has deleted c's znode. Then c's watch has fired,
-// because the event comes before the reply that confirms the session, or c had no watch. The argument
-// `over` is the number of the connection before the confirmation.
-func (c *Claim) standsStill(ctx context.Context, over int64) error {
-	c.mu.Lock()
-	fired := c.own != nil && session.IsClosed(c.own.Fired)
-	c.mu.Unlock()
-	if !fired && c.Incarnation.Watches.Connection() == over {
+// have taken an outage, during which another client has deleted c's znode. If c's watch was set over
+// the present connection, the watch has fired then: the event came before the reply that confirmed
+// the session. In every other case, standsStill reads the znode.
+func (c *Claim) standsStill(ctx context.Context) error {
+	if !c.Stake.Waited {
 		return nil
+	}
+	c.mu.Lock()
+	own := c.own
+	c.mu.Unlock()
+	if own != nil {
+		watches := c.Incarnation.Watches
+		if w := watches.State(own); w.Ours && w.ArmedOn == watches.Connection() && !session.IsClosed(own.Fired) {
+			return nil
+		}
 	}
 	return c.mustStand(ctx)
 }

@@ -18,6 +18,8 @@ import (
 // session with stakes counts as alive only while it is confirmed. If the program itself sends no
 // requests, the watchdog sends requests that confirm it.
 type Stake struct {
+	Waited bool // the session was not confirmed at once; what the caller had read before may be old
+
 	inc  *Incarnation
 	once sync.Once
 }
@@ -49,7 +51,7 @@ func (s *Stake) Drop() {
 // The error is ErrEnded, or the error of ctx or of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that a new hold has some time
-	for {
+	for waited := false; ; waited = true {
 		if IsClosed(inc.Manager.Closing) {
 			return nil, inc.Manager.Failure() // from here on, there are no new holds, even if the session lives on for functions
 		}
@@ -68,7 +70,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			if due < inc.lookEvery() {
 				inc.wake()
 			}
-			return &Stake{inc: inc}, nil
+			return &Stake{Waited: waited, inc: inc}, nil
 		}
 		inc.LeaseMu.Unlock()
 		if !inc.Alive() {
