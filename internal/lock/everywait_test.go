@@ -187,7 +187,7 @@ func (w *waitingLine) end() {
 // line lists the line as the server has it, in the order of arrival. It returns nil at the end of the
 // run.
 func (w *waitingLine) line() []string {
-	names, _, _ := w.admin.ChildrenFresh(w.admin.Ctx, "/m")
+	names, _, _ := w.admin.Children(w.admin.Ctx, "/m") // there is one server, so no sync is needed
 	return namesOf(ParseChildren(names, "lock-"))
 }
 
@@ -202,13 +202,14 @@ func (w *waitingLine) numbers(line []string) (ns []int) {
 	return ns
 }
 
-// run picks what happens next, until all waiters have had their turns.
+// run picks what happens next, until all waiters have had their turns. The line changes only by what it
+// picks, and by the end of a session.
 func (w *waitingLine) run(r *explore.Run) {
+	line := w.line()
 	for idle := 0; ; {
 		time.Sleep(time.Millisecond) // each request takes time
 		time.Sleep(time.Nanosecond)  // now all timers of the same moment have fired
 		synctest.Wait()
-		line := w.line()
 		w.numbers(line)
 		if w.judge(r, line) {
 			continue
@@ -222,6 +223,8 @@ func (w *waitingLine) run(r *explore.Run) {
 				r.Fail("a contender waits for ever, or leaves its znode behind; the line is %v", w.numbers(line))
 			}
 			time.Sleep(100 * time.Millisecond) // a client that is disconnected waits before it dials
+			synctest.Wait()
+			line = w.line()
 			continue
 		}
 		idle = 0
@@ -232,7 +235,9 @@ func (w *waitingLine) run(r *explore.Run) {
 		}
 		next[r.Pick(len(next))]()
 		synctest.Wait()
-		w.events(watches, line, w.line())
+		after := w.line()
+		w.events(watches, line, after)
+		line = after
 	}
 }
 
