@@ -1,45 +1,30 @@
 package session
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
-// Servers may grant different session timeouts, for example while operators change the
-// configuration of one server after another. When a client asks a server to continue a session, the
-// server grants a timeout. From then on, the leader uses that timeout, even if the client never
-// receives the reply. So while a handshake has no reply, the client counts on no more than the
-// least timeout that the server may grant. This file remembers that least timeout. Package lease
-// uses it.
-//
-// The memory is wrong if a server was restarted and now grants less: see same-timeouts in
-// docs/guarantees.md. The memory is kept in spite of that: without it, each outage of leastOfAll
-// would end all holds, because servers without a leader do not answer handshakes.
-
-// The type `grants` is a table of the session timeout that each server has granted.
-type grants struct{ m sync.Map }
-
-// The type `grant` is a server's answer to a requested timeout.
-type grant struct{ asked, granted time.Duration }
+// This file remembers which session timeout each server grants: see "Different timeouts" in
+// docs/design.md. The memory is wrong if a server was restarted and now grants less (same-timeouts
+// in docs/guarantees.md). Without it, each outage of leastOfAll would end all holds, because servers
+// without a leader do not answer handshakes.
 
 // leastOfAll is the least timeout that an unknown server is assumed to grant. It is two ticks of 2
 // s, the value of minSessionTimeout in ZooKeeper's default configuration.
 const leastOfAll = 4 * time.Second
 
-// The method `note` stores the answer of the server at addr.
-func (g *grants) note(addr string, answer grant) {
-	if known, ok := g.m.Load(addr); ok && known.(grant).asked > answer.asked {
-		return // keep the answer to the longer request: a server grants a short request in full
+// noteGrant records that the server at addr has granted the timeout `granted` to a request for the
+// timeout `asked`. Only a grant of less than the request shows the longest timeout of the server.
+func (m *Manager) noteGrant(addr string, asked, granted time.Duration) {
+	if known, _ := m.granted.Load(addr); granted < asked || granted > known {
+		m.granted.Store(addr, granted)
 	}
-	g.m.Store(addr, answer)
 }
 
-// The method `of` returns the least timeout that the server at addr may grant to a request for the
-// timeout `ask`.
-func (g *grants) of(addr string, ask time.Duration) time.Duration {
-	v, ok := g.m.Load(addr)
-	if !ok || v.(grant).asked < ask {
-		return min(ask, leastOfAll)
+// leastGrant returns the shortest timeout that the server at addr may grant to a request for the
+// timeout `ask`. A server grants each request in full, or a bound of its configuration.
+func (m *Manager) leastGrant(addr string, ask time.Duration) time.Duration {
+	known, ok := m.granted.Load(addr)
+	if !ok {
+		known = leastOfAll
 	}
-	return min(ask, v.(grant).granted)
+	return min(ask, known)
 }

@@ -187,7 +187,7 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	limit := inc.dialLimit()
 	if inc.ID.Load() != 0 {
-		limit = min(limit, inc.leastGrant(addr)/3) // time for another server before the session must be abandoned
+		limit = min(limit, inc.Manager.leastGrant(addr, time.Duration(inc.Timeout.Load()))/3) // time for another server before the session must be abandoned
 	}
 	deadline := time.Now().Add(limit)
 	socket, err := inc.Manager.dialer.Dial(inc.Ctx, addr, limit)
@@ -220,7 +220,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		ask.Timeout = time.Duration(inc.Timeout.Load())
 		inc.LeaseMu.Lock()
 		ask.Password = inc.password
-		inc.Lease.Trying(now, inc.leastGrant(c.Addr))
+		inc.Lease.Trying(now, inc.Manager.leastGrant(c.Addr, ask.Timeout))
 		inc.LeaseMu.Unlock()
 		inc.wake() // the session may now end before the watchdog would look
 	}
@@ -276,12 +276,6 @@ func closedByServer(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// leastGrant returns the shortest timeout that a server may grant to a request for the session's
-// timeout.
-func (inc *Incarnation) leastGrant(addr string) time.Duration {
-	return inc.Manager.grants.of(addr, time.Duration(inc.Timeout.Load()))
-}
-
 // The method `accept` processes a server's reply to the connect request. It refuses a reply that
 // does not continue this session.
 func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time) error {
@@ -303,7 +297,7 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
 	}
-	inc.Manager.grants.note(addr, grant{ask.Timeout, got.Timeout})
+	inc.Manager.noteGrant(addr, ask.Timeout, got.Timeout)
 	timeout := got.Timeout
 	if ask.ID != 0 {
 		// Servers may be configured differently. A new leader gives the session the timeout that

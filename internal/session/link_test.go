@@ -260,12 +260,28 @@ func TestAServerThatGrantsALongerTimeoutThanTheLimitIsNotUsed(t *testing.T) {
 
 // A server is asked for the first timeout of a session, and later perhaps for less.
 func TestTheAnswerToTheLongestRequestTellsWhatAServerGrants(t *testing.T) {
-	var g grants
-	g.note("a", grant{asked: 10 * time.Second, granted: 8 * time.Second})
-	g.note("a", grant{asked: 6 * time.Second, granted: 6 * time.Second})
-	for ask, want := range map[time.Duration]time.Duration{10 * time.Second: 8 * time.Second, 6 * time.Second: 6 * time.Second, 11 * time.Second: leastOfAll} {
-		if got := g.of("a", ask); got != want {
-			t.Errorf("to a request for %v, it may grant %v; want %v", ask, got, want)
+	type answer struct{ asked, granted time.Duration }
+	const s = time.Second
+	for _, c := range []struct {
+		answers []answer
+		ask     time.Duration
+		want    time.Duration
+	}{
+		{nil, 10 * s, leastOfAll},
+		{nil, 2 * s, 2 * s},
+		{[]answer{{10 * s, 8 * s}, {6 * s, 6 * s}}, 10 * s, 8 * s},
+		{[]answer{{10 * s, 8 * s}, {6 * s, 6 * s}}, 6 * s, 6 * s},
+		{[]answer{{10 * s, 8 * s}, {6 * s, 6 * s}}, 11 * s, 8 * s}, // never less to a longer request
+		{[]answer{{2 * s, 5 * s}}, 5 * s, 5 * s},                   // the least of this server
+		{[]answer{{10 * s, 10 * s}, {10 * s, 8 * s}}, 10 * s, 8 * s},
+		{[]answer{{10 * s, 10 * s}, {8 * s, 6 * s}}, 10 * s, 6 * s}, // restarted with another configuration
+	} {
+		var m Manager
+		for _, a := range c.answers {
+			m.noteGrant("a", a.asked, a.granted)
+		}
+		if got := m.leastGrant("a", c.ask); got != c.want {
+			t.Errorf("after %v, to a request for %v, it may grant %v; want %v", c.answers, c.ask, got, c.want)
 		}
 	}
 }

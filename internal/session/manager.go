@@ -14,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/dice"
+	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -37,7 +38,7 @@ type Manager struct {
 	Holds      atomic.Int64 // at present
 	Waiters    atomic.Int64 // for a hold, at present
 
-	grants       grants
+	granted      shared.Cache[time.Duration] // by server: the longest session timeout that it is known to grant
 	dialer       conn.Dialer
 	noBundles    atomic.Bool // the servers do not know multiRead
 	noContainers atomic.Bool // the servers do not know containers
