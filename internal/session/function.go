@@ -8,76 +8,64 @@ import (
 	"context"
 	"runtime"
 	"strconv"
-	"sync"
 )
 
 // A Function is one call of a function that the program has passed to a method Do, Run or Work.
 // Close ends the context of the function, with cause ErrClosed, and waits until the function has
 // returned and its hold is released.
 type Function struct {
-	of     *functions
+	of     *Manager
 	parent *Function // the function in whose context this function was called, or nil
 
-	goroutine uint64 // the number of the goroutine that runs the function; guarded by functions.mu, like the fields below
+	goroutine uint64 // the number of the goroutine that runs the function; guarded by Manager.mu, like the fields below
 	running   bool
 	over      bool // End was called
 	waived    bool // its goroutine has called Close
 }
 
-// The type `functions` has the running functions of a Session.
-type functions struct {
-	leaving Ending // ended by Close when nothing new may begin; its hooks end the contexts of functions
+// Function returns the Function of a call that is about to begin. Its parent is the function in
+// whose context the call is made, or nil.
+func (m *Manager) Function(parent *Function) Function { return Function{of: m, parent: parent} }
 
-	mu      sync.Mutex
-	closed  error // why no function may begin
-	running map[*Function]struct{}
-	changed chan struct{} // made by Close; closed when `running` changes
+// FunctionOf returns the function of m in whose context ctx was made, or nil.
+func (m *Manager) FunctionOf(ctx context.Context) *Function {
+	f, _ := ctx.Value(m).(*Function)
+	return f
 }
 
 // Begin is called before the function runs, in its goroutine. If the Session is being closed, the
 // function must not run, and the error is ErrClosed.
 func (f *Function) Begin() error {
-	fs := f.of
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	// Close sets `closed` and then reads `running`. So either Close sees f, or f sees `closed`.
-	if fs.closed != nil {
-		return fs.closed
-	}
-	if fs.running == nil {
-		fs.running = make(map[*Function]struct{})
+	m := f.of
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// Close calls `leave` and then reads `running`. So either Close sees f, or f sees the reason.
+	if err := m.Failure(); err != nil {
+		return err
 	}
 	f.goroutine, f.running = goroutine(), true
-	fs.running[f] = struct{}{}
+	m.running[f] = struct{}{}
 	return nil
 }
 
-// The method `close` prevents functions from beginning: from then on, Begin returns err.
-func (fs *functions) close(err error) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	fs.closed = err
-}
-
-// In returns a context of f that is derived from ctx. The key of f is its Session's `functions`.
+// In returns a context of f that is derived from ctx. The key of f is its Manager.
 func (f *Function) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, f.of, f)
 }
 
 // End is called when the function has returned and its hold is released. It may be called again.
 func (f *Function) End() {
-	fs := f.of
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
+	f.of.mu.Lock()
+	defer f.of.mu.Unlock()
 	f.running, f.over = false, true
-	delete(fs.running, f)
-	fs.changeLocked()
+	delete(f.of.running, f)
+	f.of.runningChangedLocked()
 }
 
-func (fs *functions) changeLocked() {
-	if fs.changed != nil {
-		close(fs.changed)
-		fs.changed = nil
+func (m *Manager) runningChangedLocked() {
+	if m.returned != nil {
+		close(m.returned)
+		m.returned = nil
 	}
 }
 
@@ -112,33 +100,33 @@ func (f *Function) Over() bool {
 
 // Close calls the method `waive`, so that no call of Close waits for the functions of the calling
 // goroutine.
-func (fs *functions) waive() {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if len(fs.running) == 0 {
+func (m *Manager) waive() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.running) == 0 {
 		return
 	}
 	me := goroutine()
-	for f := range fs.running {
+	for f := range m.running {
 		f.waived = f.waived || f.goroutine == me
 	}
-	fs.changeLocked() // another Close may be waiting for these functions
+	m.runningChangedLocked() // another Close may be waiting for these functions
 }
 
 // The method `awaited` returns the number of functions that Close waits for, and a channel that is
 // closed when this number changes.
-func (fs *functions) awaited() (n int, changed <-chan struct{}) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	for f := range fs.running {
+func (m *Manager) awaited() (n int, changed <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for f := range m.running {
 		if !f.waived {
 			n++
 		}
 	}
-	if fs.changed == nil {
-		fs.changed = make(chan struct{})
+	if m.returned == nil {
+		m.returned = make(chan struct{})
 	}
-	return n, fs.changed
+	return n, m.returned
 }
 
 // The function `goroutine` returns the number of the calling goroutine.

@@ -54,29 +54,19 @@ func (m *Manager) Connect(ctx context.Context) error {
 //  6. The servers are asked to end the session.
 func (m *Manager) Close() {
 	m.leave(ErrClosed)
-	m.calls.leaving.End(ErrClosed)
-	m.calls.waive()
+	m.leaving.End(ErrClosed)
+	m.waive()
 	if m.closes.Swap(true) {
 		<-m.ended // another call closes m
 		return
 	}
-	if n, _ := m.calls.awaited(); n > 0 {
+	if n, _ := m.awaited(); n > 0 {
 		m.releaseBare()
 	}
 	m.awaitFunctions()
 	m.sayFarewell()
 	m.fail(ErrClosed)
 	<-m.ended
-}
-
-// Function returns the Function of a call that is about to begin. Its parent is the function in
-// whose context the call is made, or nil.
-func (m *Manager) Function(parent *Function) Function { return Function{of: &m.calls, parent: parent} }
-
-// FunctionOf returns the function of m in whose context ctx was made, or nil.
-func (m *Manager) FunctionOf(ctx context.Context) *Function {
-	f, _ := ctx.Value(&m.calls).(*Function)
-	return f
 }
 
 // releaseBare releases the holds without a function, so that other sessions need not wait for the
@@ -100,7 +90,7 @@ func (m *Manager) awaitFunctions() {
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	for {
-		n, changed := m.calls.awaited()
+		n, changed := m.awaited()
 		if n == 0 {
 			return
 		}

@@ -46,9 +46,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	cur      *Incarnation            // the newest incarnation; guarded by mu
-	changed  chan struct{}           // closed and replaced when `cur` or `err` changes; guarded by mu
-	err      error                   // the reason why there will be no other incarnation; guarded by mu
-	closing  error                   // the reason why nothing new can begin; guarded by mu
+	changed  chan struct{}           // closed and replaced when `cur` changes; guarded by mu
 	state    ConnState               // guarded by mu
 	feeds    map[any]func(ConnState) // called with each change of the state: see States; guarded by mu
 	untold   []Report                // events that the observer has not received yet; guarded by mu
@@ -58,14 +56,22 @@ type Manager struct {
 	staff    int                     // number of users that will tidy up before the end: see BeforeClose; guarded by mu
 	left     chan struct{}           // closed when `staff` is 0; nil before the farewell; guarded by mu
 	farewell chan struct{}           // closed when Close begins the farewell
-	calls    functions
-	Attached sync.Map       // data that other packages keep across sessions: see shared.Attached
-	Closing  chan struct{}  // closed when `closing` is set: by Close, or by a failure that no retry can cure
-	Over     chan struct{}  // closed when err is set: after Closing, when Close has waited for the functions
-	ended    chan struct{}  // closed when `run` has returned
-	wg       sync.WaitGroup // every goroutine of this session except `run`
-	sealed   bool           // `run` waits for wg; guarded by spawnMu
-	spawnMu  sync.RWMutex   // taken before a goroutine is added to wg
+	running  map[*Function]struct{}  // the functions of the program; guarded by mu
+	returned chan struct{}           // made by Close; closed when `running` changes; guarded by mu
+	leaving  Ending                  // ended by Close when nothing new may begin; its hooks end the contexts of functions
+	Attached sync.Map                // data that other packages keep across sessions: see shared.Attached
+
+	closing context.Context         // ends, with the reason, when nothing new can begin: by Close, or by a failure that no retry can cure
+	leave   context.CancelCauseFunc // ends `closing`; the first reason stays
+	over    context.Context         // ends, with the reason, after `closing`: when Close has waited for the functions; no other incarnation follows
+	finish  context.CancelCauseFunc // ends `over`; the first reason stays
+	Closing <-chan struct{}         // closed when `closing` ends
+	Over    <-chan struct{}         // closed when `over` ends
+
+	ended   chan struct{}  // closed when `run` has returned
+	wg      sync.WaitGroup // every goroutine of this session except `run`
+	sealed  bool           // `run` waits for wg; guarded by spawnMu
+	spawnMu sync.RWMutex   // taken before a goroutine is added to wg
 }
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
@@ -79,11 +85,13 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		Log:      cfg.Log,
 		changed:  make(chan struct{}),
 		feeds:    make(map[any]func(ConnState)),
-		Closing:  make(chan struct{}),
-		Over:     make(chan struct{}),
+		running:  make(map[*Function]struct{}),
 		ended:    make(chan struct{}),
 		farewell: make(chan struct{}),
 	}
+	m.closing, m.leave = context.WithCancelCause(context.Background())
+	m.over, m.finish = context.WithCancelCause(context.Background())
+	m.Closing, m.Over = m.closing.Done(), m.over.Done()
 	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
@@ -110,7 +118,8 @@ func (m *Manager) run() {
 		inc := newIncarnation(m)
 		m.mu.Lock()
 		m.cur = inc
-		m.broadcastLocked()
+		close(m.changed)
+		m.changed = make(chan struct{})
 		m.mu.Unlock()
 		inc.start()
 		select {
@@ -144,43 +153,15 @@ func (m *Manager) run() {
 	m.Trace.Close(500 * time.Millisecond) // as WithTrace says
 }
 
-// The method `leave` refuses all new work with err. The first reason stays.
-func (m *Manager) leave(err error) {
-	m.mu.Lock()
-	if m.closing == nil {
-		m.closing = err
-		m.calls.close(err)
-		close(m.Closing)
-		m.broadcastLocked()
-	}
-	m.mu.Unlock()
-}
-
 // The method `fail` ends the session permanently. The first reason stays.
 func (m *Manager) fail(err error) {
 	m.leave(err)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.err != nil {
-		return
-	}
-	m.err = err
-	close(m.Over)
-	m.broadcastLocked()
+	m.finish(err)
 }
 
 // Failure returns the reason why new work is refused: the Session is closed, is being closed, or
 // has failed. Otherwise, Failure returns nil.
-func (m *Manager) Failure() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.closing
-}
-
-func (m *Manager) broadcastLocked() {
-	close(m.changed)
-	m.changed = make(chan struct{})
-}
+func (m *Manager) Failure() error { return context.Cause(m.closing) }
 
 // Spawn runs f in a goroutine. Close waits for this goroutine.
 func (m *Manager) Spawn(f func()) {
@@ -228,7 +209,7 @@ func (m *Manager) WhileOpen(ctx context.Context, f func(ctx context.Context) err
 	until, end, rest := EndingContext(ctx)
 	defer rest()
 	defer end(nil)
-	stop := m.calls.leaving.AfterFunc(end)
+	stop := m.leaving.AfterFunc(end)
 	defer stop()
 	err := f(&openContext{until, ctx})
 	// Close also ends the contexts of functions, with the same cause. So if ctx is such a context, the
@@ -270,14 +251,14 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	}
 	for {
 		m.mu.Lock()
-		inc, changed, closing, err := m.cur, m.changed, m.closing, m.err
+		inc, changed := m.cur, m.changed
 		m.mu.Unlock()
-		// The Value method of the caller's ctx may be slow, so it is called without mu.
-		if err == nil && closing != nil && ctx.Value(finishingKey{}) == nil {
-			err = closing
+		end := m.closing
+		if end.Err() != nil && ctx.Value(finishingKey{}) != nil {
+			end = m.over
 		}
-		if err != nil {
-			return nil, err
+		if end.Err() != nil {
+			return nil, context.Cause(end)
 		}
 		var first, ended <-chan struct{}
 		if inc != nil && inc.Ctx.Err() == nil {
@@ -291,6 +272,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		case <-first:
 		case <-ended:
 		case <-changed:
+		case <-end.Done():
 		case <-ctx.Done():
 			return nil, m.unserved(CtxErr(ctx))
 		}
