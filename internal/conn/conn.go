@@ -26,8 +26,8 @@ import (
 )
 
 // A Shared has the data that all connections of one session share, and the functions by which they
-// report to the session. After the first connection, only Watches, Requests, Seen, xid and disowned
-// change.
+// report to the session. After the first connection, only Watches, Requests and the fields behind
+// Deleted change.
 type Shared struct {
 	Ctx      context.Context // ends with the session: no request is sent after that
 	Spawn    func(f func())  // runs f in a goroutine for which Close waits
@@ -45,23 +45,19 @@ type Shared struct {
 	CaughtUp func(addr string)                                 // called when a server that continues the session has answered the first sync
 	Deleted  func(path string, zxid int64)                     // called for each deletion; nil if there is no trace
 
-	Seen Seen
-	xid  atomic.Uint32 // the newest xid, over all connections
+	// The newest state of the servers that the session has seen. Only one connection reads at a time, so
+	// only one goroutine writes these fields.
+	replied atomic.Int64 // the newest zxid of a reply to a request of the session
+	Zxid    atomic.Int64 // the zxid of the newest transaction, events included, for the trace
+	Blind   atomic.Bool  // the session has since seen a newer transaction without its zxid
 
-	disowned int // number of connections in a row, up to now, that ended because of Conn.disowned; only reading goroutines use this number
-}
-
-// A Seen identifies the newest state of the servers that the session has seen. Only one connection
-// reads at a time, so only one goroutine writes the Seen.
-type Seen struct {
-	Reply atomic.Int64 // the newest zxid of a reply to a request of the session
-	Zxid  atomic.Int64 // the zxid of the newest transaction, events included, for the trace
-	Blind atomic.Bool  // the session has since seen a newer transaction without its zxid
+	xid      atomic.Uint32 // the newest xid, over all connections
+	disowned int           // number of connections in a row, up to now, that ended because of Conn.disowned; only reading goroutines use this number
 }
 
 // The method `see` records a packet that shows the state after the transaction `zxid`. If the zxid
 // is unknown, `zxid` is not positive.
-func (s *Seen) see(xid int32, zxid int64) {
+func (s *Shared) see(xid int32, zxid int64) {
 	switch {
 	case zxid > s.Zxid.Load():
 		// On one connection, the state that the packets show never becomes older. So a new highest zxid
@@ -151,7 +147,7 @@ type Conn struct {
 	asked      time.Time     // the time at which the handshake was sent
 	trip       time.Duration // the time from `asked` to the reply
 	lastZxid   int64         // the newest zxid that the session had seen before the handshake
-	began      atomic.Bool   // the handshake is over
+	began      atomic.Bool   // the handshake is over, and the connection takes requests
 	ends       atomic.Bool   // the client has asked the server to end a session
 	closeOnce  sync.Once
 	closeError error
@@ -176,19 +172,10 @@ type Conn struct {
 	sent  map[int32]sentInfo // requests without a reply, by xid
 	order []int32            // the xids of the requests in `sent`, oldest first, and perhaps some that have been answered
 	pings []lease.Stamp      // pings without a reply, oldest first
-	phase phase
-	since time.Time // see owedLocked
-	timed bool      // a timer will call nudge
+	over  bool               // all requests without a reply have failed, and the connection takes no more
+	since time.Time          // see owedLocked
+	timed bool               // a timer will call nudge
 }
-
-// The type `phase` says whether a connection takes requests.
-type phase int
-
-const (
-	unopened phase = iota // not yet: the session does not use the connection yet
-	opened                // yes
-	over                  // no longer: all requests without a reply have failed
-)
 
 // A Request is an operation that the session sends and that has one reply.
 type Request interface {
@@ -243,16 +230,6 @@ func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.
 	}
 }
 
-// Open makes the connection accept requests. The session calls Open when it begins to use the
-// connection.
-func (c *Conn) Open() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.phase == unopened {
-		c.phase = opened
-	}
-}
-
 // Over is called when the connection has ended. Requests without a reply fail. But if a late
 // execution of a request would do harm, Over leaves the request as it is, and returns it. The caller
 // must call [Fail] later.
@@ -283,7 +260,7 @@ func (c *Conn) end() (lost []Request) {
 			lost = append(lost, info.r)
 		}
 	}
-	c.phase, c.sent, c.order = over, nil, nil
+	c.over, c.sent, c.order = true, nil, nil
 	return lost
 }
 
@@ -320,7 +297,7 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	defer c.wmu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.phase != opened || c.s.Ctx.Err() != nil {
+	if c.over || c.s.Ctx.Err() != nil {
 		return nil, false
 	}
 	alone := !c.busy && len(c.out)+len(c.sent)+len(c.pings) == 0
@@ -462,7 +439,7 @@ func (c *Conn) begin(p []byte, op int32) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	xid := c.s.NextXid()
-	if c.phase != over {
+	if !c.over {
 		c.awaitLocked(xid, sentInfo{at: c.s.Sending(), op: op})
 	}
 	return wire.AppendHeader(p, xid, op)
@@ -560,7 +537,7 @@ func (c *Conn) nextPacket() error {
 	if err != nil {
 		return err
 	}
-	c.s.Seen.see(xid, int64(binary.BigEndian.Uint64(c.head[8:])))
+	c.s.see(xid, int64(binary.BigEndian.Uint64(c.head[8:])))
 	if xid != wire.XidEvent && code == wire.CodeWantsAuth {
 		// The server refuses this client and closes the connection. It executes neither the refused
 		// request nor any later one.
@@ -710,8 +687,8 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	if info.r == nil {
 		return c.own(info, code, now)
 	}
-	if zxid := int64(binary.BigEndian.Uint64(c.head[8:])); zxid > c.s.Seen.Reply.Load() {
-		c.s.Seen.Reply.Store(zxid)
+	if zxid := int64(binary.BigEndian.Uint64(c.head[8:])); zxid > c.s.replied.Load() {
+		c.s.replied.Store(zxid)
 	}
 	if info.ask != nil {
 		// This call comes first because the server has set the watch even if the reply is malformed.

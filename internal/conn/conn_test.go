@@ -69,7 +69,6 @@ func openGated(t *testing.T) (c *gated, l *Conn, send func()) {
 	l = New(s, c, "x:1", time.Minute, time.Now().Add(time.Minute))
 	l.timeout = time.Hour
 	l.began.Store(true)
-	l.Open()
 	go l.write()
 	t.Cleanup(func() {
 		close(c.gate)

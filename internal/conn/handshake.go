@@ -31,7 +31,7 @@ type Hello struct {
 // Connect asks the server to open the session, or to continue it, and returns the reply. The
 // argument `asked` is the time of the call.
 func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
-	c.lastZxid = c.s.Seen.Reply.Load()
+	c.lastZxid = c.s.replied.Load()
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}

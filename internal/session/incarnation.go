@@ -142,7 +142,7 @@ func (inc *Incarnation) serve() {
 		reached := err == nil
 		if reached {
 			m.Pace.success()
-			inc.connected(c)
+			inc.connected()
 			err = c.Read() // until the connection ends
 		}
 		if c != nil {
@@ -553,9 +553,8 @@ func (inc *Incarnation) end(cause error) {
 	<-inc.Ended.Done() // another goroutine may be running the hooks
 }
 
-func (inc *Incarnation) connected(c *conn.Conn) {
+func (inc *Incarnation) connected() {
 	m := inc.Manager
-	c.Open()
 	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
 	if again {
@@ -572,7 +571,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	inc.mu.Unlock()
 	inc.wake()
 	if !again {
-		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Seen.Zxid.Load()})
+		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Zxid.Load()})
 		close(inc.first)
 	}
 	if entered {
@@ -656,7 +655,7 @@ func (inc *Incarnation) TraceLine(event, kind, path, hold string) trace.Record {
 		Event: event, Kind: kind, Path: inc.Manager.Bare(path), Hold: hold,
 		// `Blind` is read first. In the other order, a packet between the two reads could clear
 		// `Blind`, and the record would then have an old `Zxid`, but no `Blind`.
-		Blind: inc.conns.Seen.Blind.Load(), Zxid: inc.conns.Seen.Zxid.Load(), Session: Text(inc.ID.Load()),
+		Blind: inc.conns.Blind.Load(), Zxid: inc.conns.Zxid.Load(), Session: Text(inc.ID.Load()),
 	}
 }
 

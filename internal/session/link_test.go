@@ -220,7 +220,6 @@ func openScripted(t *testing.T, in []byte, piece int) (*Incarnation, *conn.Conn)
 	answer := frame(append(wire.AppendInt32(nil, 0), hello[4+4+8:]...))
 	c := conn.New(&inc.conns, scripted{r: bytes.NewReader(append(answer, in...)), piece: piece}, "x:1", time.Minute, time.Now().Add(time.Minute))
 	must(t, inc.handshake(c))
-	c.Open()
 	return inc, c
 }
 

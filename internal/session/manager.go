@@ -140,7 +140,7 @@ func (m *Manager) run() {
 		// The loss is logged here, not by the function that found it: a caller of that function may
 		// hold a lock.
 		if m.Trace != nil && inc.ID.Load() != 0 {
-			m.Trace.Line(m.TraceLoss(trace.Record{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.conns.Seen.Zxid.Load()}, cause))
+			m.Trace.Line(m.TraceLoss(trace.Record{Event: trace.Expired, Session: Text(inc.ID.Load()), Zxid: inc.conns.Zxid.Load()}, cause))
 		}
 		m.Log.Warn("zsync: session lost", "session", Text(inc.ID.Load()), "reason", cause)
 		m.tell()
