@@ -31,7 +31,7 @@ type Hello struct {
 // Connect asks the server to open the session, or to continue it, and returns the reply. The
 // argument `asked` is the time of the call.
 func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
-	c.lastZxid = c.s.replied.Load()
+	c.lastZxid, c.asked = c.s.replied.Load(), asked
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
@@ -42,7 +42,13 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if c.s.SASL == nil { // with SASL, Begin sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
 	}
-	c.asked = asked
+	got, err = c.hello(out)
+	c.trip = time.Since(asked)
+	return got, err
+}
+
+// The method `hello` sends `out`, which begins with a handshake, and reads the reply to the handshake.
+func (c *Conn) hello(out []byte) (got Hello, err error) {
 	c.Conn.SetDeadline(c.hardLimit)
 	if _, err := c.Conn.Write(out); err != nil {
 		return got, err
@@ -71,7 +77,6 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 		return got, fmt.Errorf("%w: session of %v", ErrHandshake, got.Timeout)
 	}
 	got.Password = bytes.Clone(body[20 : 20+length])
-	c.trip = time.Since(asked)
 	return got, nil
 }
 

@@ -58,6 +58,16 @@ type server struct {
 	io.Writer
 }
 
+// A socket is the client's end of a connection to a server.
+type socket struct {
+	net.Conn
+	server server
+}
+
+func (s socket) Read(p []byte) (int, error)  { return s.server.Read(p) }
+func (s socket) Write(p []byte) (int, error) { return s.server.Write(p) }
+func (s socket) SetDeadline(time.Time) error { return nil }
+
 func answers(packets ...[]byte) server {
 	var all []byte
 	for _, p := range packets {
@@ -104,7 +114,7 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 		if c.sasl {
 			s.SASL, s.Spawn = sasl.NewClient(&mechanism{}), func(f func()) { go f() }
 		}
-		if err := s.End(t.Context(), c.s, "a", Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
+		if err := New(s, socket{server: c.s}, "a", time.Minute, time.Time{}).End(t.Context(), Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}

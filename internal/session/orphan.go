@@ -15,7 +15,7 @@ import (
 //
 // That is safe at any time. All holders learned of the loss when the incarnation ended, and have
 // had LossTime. Nothing was granted since, because a grant needs an incarnation that has not ended.
-// And an incarnation that has ended never connects again. [conn.Shared.End] sends the packets.
+// And an incarnation that has ended never connects again. [conn.Conn.End] sends the packets.
 
 // endOrphan ends an abandoned session after its holders have had LossTime. The session has no
 // connection, or its server has not confirmed the end. endOrphan first asks the other servers, and
@@ -57,13 +57,14 @@ func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	defer expire()
 	ctx, stop := m.Until(ctx, m.Over)
 	defer stop()
-	c, err := m.dialer.Dial(ctx, addr, limit)
+	deadline := time.Now().Add(limit)
+	socket, err := m.dialer.Dial(ctx, addr, limit)
 	if err != nil {
 		return err
 	}
+	c := conn.New(&inc.conns, socket, addr, limit, deadline)
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	c.SetDeadline(time.Now().Add(limit))
 	m.Requests.Add(1)
-	return inc.conns.End(ctx, c, addr, w)
+	return c.End(ctx, w)
 }
