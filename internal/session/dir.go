@@ -103,7 +103,8 @@ func (inc *Incarnation) addBelow(ctx context.Context, dir Dir, path string, crea
 		c := create()
 		_, err := retry(ctx, inc, c)
 		switch {
-		case isUnimplemented(err) && c.op == wire.OpCreateContainer: // the next attempt creates no container
+		case isUnimplemented(err) && c.op == wire.OpCreateContainer:
+			inc.Manager.noContainers.Store(true) // the next attempt creates no container
 		case IsNodeExists(err):
 			return false, nil
 		case IsNoNode(err):
