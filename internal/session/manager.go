@@ -99,14 +99,8 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}
-	changes := make(chan ConnState)
-	m.feeds[changes] = func(s ConnState) {
-		select {
-		case changes <- s:
-		case <-m.Over:
-		}
-	}
-	m.Spawn(func() { logOutages(changes, m.Over, m.Spawn, m.sayOutage, m.sayConnected) })
+	changes := States[ConnState](m.over, m)
+	m.Spawn(func() { logOutages(changes, m.sayOutage, m.sayConnected) })
 	go m.run()
 	return m
 }

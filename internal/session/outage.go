@@ -24,22 +24,21 @@ const (
 	TextReconnected = "zsync: connected again"
 )
 
-// logOutages logs the outages of a Session, from Connect until `over` is closed. It receives each
+// logOutages logs the outages of a Session, from Connect until `changes` is closed. It receives each
 // change of the Session's state. An outage is the time from the end of a connection, or from
 // Connect, to the next connection that lasts. A connection lasts if it exists for the time
 // conn.Lasting. After firstWord, `say` logs the servers that were tried, and why each has failed. An
 // outage that lasts is logged again after each interval `reminder`. If the outage was logged,
-// `ended` logs its end. Both are called through `spawn`, because they lock what the sender of the
-// changes has locked.
-func logOutages(changes <-chan ConnState, over <-chan struct{}, spawn func(func()), say func(began time.Time), ended func(at, began time.Time)) {
+// `ended` logs its end.
+func logOutages(changes <-chan ConnState, say func(began time.Time), ended func(at, began time.Time)) {
 	began, said := time.Now(), false // of the outage; `began` is zero if there is none
 	next := began.Add(firstWord)     // time of the next message
 	var back time.Time               // time of the present connection, or zero
 	timer := time.NewTimer(firstWord)
 	defer timer.Stop()
 	lasted := func() {
-		if at, from := back, began; said {
-			spawn(func() { ended(at, from) })
+		if said {
+			ended(back, began)
 		}
 		began, said = time.Time{}, false
 	}
@@ -48,9 +47,10 @@ func logOutages(changes <-chan ConnState, over <-chan struct{}, spawn func(func(
 		// at its end is true, and so is none; and a connection that ends at the moment at which it has
 		// lasted ends the outage in both cases (see `lasted`).
 		select {
-		case <-over:
-			return
-		case s := <-changes:
+		case s, open := <-changes:
+			if !open {
+				return
+			}
 			switch s {
 			case StateConnected:
 				back = time.Now()
@@ -73,8 +73,7 @@ func logOutages(changes <-chan ConnState, over <-chan struct{}, spawn func(func(
 			}
 			said, next = true, time.Now().Add(reminder)
 			timer.Reset(reminder)
-			from := began
-			spawn(func() { say(from) })
+			say(began)
 		}
 	}
 }

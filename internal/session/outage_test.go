@@ -14,14 +14,14 @@ func TestAnOutageBehindAConnectionThatHasLastedIsANewOne(t *testing.T) {
 	for range 20 { // either may come first
 		synctest.Test(t, func(t *testing.T) {
 			var began []time.Time
-			changes, over := make(chan ConnState), make(chan struct{})
-			go logOutages(changes, over, func(f func()) { f() }, func(at time.Time) { began = append(began, at) }, nil)
+			changes := make(chan ConnState)
+			go logOutages(changes, func(at time.Time) { began = append(began, at) }, nil)
 			changes <- StateConnected
 			time.Sleep(conn.Lasting)
 			start := time.Now()
 			changes <- StateSuspended
 			time.Sleep(firstWord + time.Millisecond)
-			close(over)
+			close(changes)
 			synctest.Wait()
 			if len(began) != 1 || !began[0].Equal(start) {
 				t.Errorf("the log tells outages since %v, want %v", began, start)
