@@ -184,7 +184,7 @@ type Request interface {
 	// Key returns the key of the watch that a read can set. For other requests, ok is false.
 	Key() (key WatchKey, ok bool)
 	Op() int32
-	// Moot reports whether a late execution of the request would change nothing.
+	// Moot reports whether a late execution of the request would do no harm, although it is a write.
 	Moot() bool
 	// Reply decodes the reply and returns its code, which is one code even for a transaction. If the
 	// reply is malformed, ok is false.

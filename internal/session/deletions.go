@@ -180,7 +180,7 @@ func (q *deletions) attempt(ds []*Deletion) {
 func (d *Deletion) request() conn.Request {
 	if len(d.Paths) == 1 {
 		c := deletion(d.Paths[0], -1)
-		c.unique = true
+		c.moot = true
 		return &pending[struct{}]{call: c, heir: d.attempted}
 	}
 	var ops []any
@@ -188,7 +188,7 @@ func (d *Deletion) request() conn.Request {
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
 	c := multiCall(ops)
-	c.unique = true
+	c.moot = true
 	return &pending[[]zk.MultiResponse]{call: c, heir: d.attempted}
 }
 

@@ -302,7 +302,7 @@ func (s *travels) next(c *lateSocket) (acts []func() error) {
 
 func (s *travels) write(c *lateSocket) {
 	call := deletion(fmt.Sprintf("/w%d/", len(s.writes)), -1)
-	call.unique = s.unique && len(s.writes) == 0
+	call.moot = s.unique && len(s.writes) == 0
 	w := &lateWrite{newPending(call), c, 0}
 	s.writes = append(s.writes, w)
 	if !s.inc.newestConn().Send(w.pending) {
@@ -375,7 +375,7 @@ func (s *travels) execute() {
 	case m.kind == aFlush:
 		code = wire.CodeNoNode
 	case m.kind >= 0:
-		if w := s.writes[m.kind]; w.failed() && !w.call.unique {
+		if w := s.writes[m.kind]; w.failed() && !w.call.moot {
 			s.Fail("write %d is executed after it has failed", m.kind)
 		}
 	}
@@ -405,7 +405,7 @@ func (s *travels) caughtUp(addr string) {
 		if w.socket.closed.IsZero() || IsClosed(w.Done) || w.guard > 0 {
 			continue
 		}
-		if w.guard = len(s.guards); w.call.unique || !s.silent {
+		if w.guard = len(s.guards); w.call.moot || !s.silent {
 			s.Fail("write %d waits, and it need not", i)
 		}
 	}

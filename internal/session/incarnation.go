@@ -355,19 +355,14 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 // the session also ceases to avoid the servers that it has left.
 func (inc *Incarnation) caughtUp(addr string) {
 	late, since, wait := inc.trail.caughtUp(addr)
-	var later []conn.Request
-	for _, r := range late {
-		// It does not matter when a deletion that is repeated is executed.
-		if d, ok := r.(interface{ unique() bool }); !wait || ok && d.unique() {
-			r.Fail(zk.ErrConnectionClosed)
-		} else {
-			later = append(later, r)
-		}
+	if !wait {
+		conn.Fail(late)
+		late = nil
 	}
 	if !since.IsZero() {
 		inc.Manager.Spawn(func() {
 			inc.writeAfter(since)
-			conn.Fail(later)
+			conn.Fail(late)
 		})
 	}
 }

@@ -12,12 +12,11 @@ import (
 
 // The type `call` is the content of a request and the decoder of its reply.
 type call[T any] struct {
-	op     int32
-	path   string                  // "" if the request is not about one znode
-	moot   bool                    // the request changes nothing, no matter when the server executes it
-	unique bool                    // the request only deletes znodes with unique names, and is repeated until they are deleted
-	body   func(p []byte) []byte   // appends the part after the path; nil: there is none
-	take   func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
+	op   int32
+	path string                  // "" if the request is not about one znode
+	moot bool                    // it does no harm, no matter when the server executes it: it changes nothing, or it only deletes znodes with unique names, and is repeated until they are deleted
+	body func(p []byte) []byte   // appends the part after the path; nil: there is none
+	take func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
 
 	// If `judge` is not nil, it replaces `take`: the reply can contain an error of its own.
 	judge func(s *wire.Scanner) (v T, code int32, err error)
@@ -60,9 +59,8 @@ func newPending[T any](c call[T]) *pending[T] {
 	return &pending[T]{Done: make(chan struct{}), call: c}
 }
 
-func (p *pending[T]) Op() int32    { return p.call.op }
-func (p *pending[T]) Moot() bool   { return p.call.moot }
-func (p *pending[T]) unique() bool { return p.call.unique }
+func (p *pending[T]) Op() int32  { return p.call.op }
+func (p *pending[T]) Moot() bool { return p.call.moot }
 
 func (p *pending[T]) Encode(b []byte) []byte {
 	if p.call.path != "" {
