@@ -448,27 +448,6 @@ func (inc *Incarnation) abandon() {
 // of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
-// If the session was abandoned, leaveTime waits until the holders have had LossTime. All holders
-// learned of the loss when the incarnation ended. leaveTime reports whether the present connection
-// existed during the whole wait. If there is no connection, or it ends, leaveTime returns false at
-// once.
-func (inc *Incarnation) leaveTime() (connected bool) {
-	left, down := inc.abandoned.Load(), inc.Disconnection()
-	if left == nil {
-		return !IsClosed(down)
-	}
-	// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
-	// connection, endOrphan waits for the same time. If the session expires first, holders have had
-	// LossTime, too: when the session was abandoned, the servers had to keep it for longer than
-	// LossTime. A caller of Close gives up its holds itself, so Close waits for no holder.
-	select {
-	case <-time.After(time.Until(left.Add(inc.LossTime()))):
-	case <-down:
-	case <-inc.Manager.Over:
-	}
-	return !IsClosed(down)
-}
-
 // The method `fail` ends the incarnation, and the whole Session with it, because of a refusal of
 // credentials, which no retry can cure. If the servers have accepted the credentials before, perhaps
 // no call returns the error. So `fail` also logs the error.
@@ -494,28 +473,33 @@ func (inc *Incarnation) seal(cause error) {
 
 // The method `shut` ends the incarnation, and waits until every part of it has ended. If the
 // session is alive and connected, `shut` also closes it on the server, which deletes the session's
-// ephemeral znodes.
+// ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
 	inc.drain.Do(func() {
 		inc.end(ErrClosed)     // the first cause stays
 		inc.last <- struct{}{} // `lastly` has returned, and later calls of `lastly` take the other branch
-		if inc.leaveTime() {
+		down := inc.Disconnection()
+		if left := inc.abandoned.Load(); left != nil {
+			// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
+			// connection, endOrphan waits for the same time. If the session expires first, holders have had
+			// LossTime, too: when the session was abandoned, the servers had to keep it for longer. A caller
+			// of Close gives up its holds itself, so Close waits for no holder.
+			select {
+			case <-time.After(time.Until(left.Add(inc.LossTime()))):
+			case <-down:
+			case <-inc.Manager.Over:
+			}
+		}
+		if !IsClosed(down) {
 			inc.newestConn().Bye()
 			AwaitFor(inc.gone, time.Second)
 		}
 		inc.seal(ErrClosed)
+		<-inc.gone // a handshake may have read its reply before `seal`, and then calls `abandon`
 		// Perhaps there was no connection, so no server was asked to end the session. Or the server
 		// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 		// server forwards the request later, that ends the same session.
-		left := inc.abandoned.Load()
-		if left == nil {
-			// A handshake may have read its reply before `seal`, and calls `abandon` before `serve` returns.
-			// `shut` waits for `serve` in any case. `serve` needs nothing from `shut`: it returns when Ctx
-			// has ended and its socket is closed.
-			<-inc.gone
-			left = inc.abandoned.Load()
-		}
-		if left != nil && !inc.over.Load() {
+		if left := inc.abandoned.Load(); left != nil && !inc.over.Load() {
 			inc.Manager.Spawn(func() { inc.endOrphan(*left) })
 		}
 	})

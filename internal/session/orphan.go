@@ -53,10 +53,8 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 // endOver asks the server at addr to end session w.
 func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	m, limit := inc.Manager, min(w.Timeout/5, 5*time.Second)
-	ctx, expire := context.WithTimeout(context.Background(), limit)
+	ctx, expire := context.WithTimeout(m.over, limit)
 	defer expire()
-	ctx, stop := m.Until(ctx, m.Over)
-	defer stop()
 	deadline := time.Now().Add(limit)
 	socket, err := m.dialer.Dial(ctx, addr, limit)
 	if err != nil {
