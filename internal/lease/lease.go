@@ -304,9 +304,6 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 	return Quorum, wait
 }
 
-// Timeout returns the present session timeout.
-func (v *Lease) Timeout() time.Duration { return v.timeout }
-
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
 // `code` is the code of the whole transaction. Some refusals, such as a refusal for lack of
 // permission, can come from any server. These refusals prove nothing. Only the leader gives the

@@ -143,7 +143,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Du
 	up := IsClosed(inc.connection())
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
-	now, timeout := time.Now(), inc.Lease.Timeout()
+	now, timeout := time.Now(), time.Duration(inc.Timeout.Load())
 	if q = inc.asking; q != nil && !IsClosed(q.Done) {
 		return q, inc.patienceLocked(now)
 	}
@@ -181,7 +181,7 @@ func (inc *Incarnation) patienceLocked(now time.Time) time.Duration {
 	if inc.leaveBy.IsZero() {
 		left := inc.Lease.Confirmed(now)
 		if left <= 0 {
-			left = inc.Lease.Timeout() // there are no holds to lose
+			left = time.Duration(inc.Timeout.Load()) // there are no holds to lose
 		}
 		inc.leaveBy = now.Add(left / 2)
 	}
