@@ -17,34 +17,18 @@ const farewellTime = time.Second
 func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.left != nil && m.staff == 0 {
-		return m.farewell, func() {}
-	}
 	m.staff++
 	return m.farewell, sync.OnceFunc(func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if m.staff--; m.staff == 0 && m.left != nil {
-			close(m.left)
-		}
+		m.staff--
+		m.fewerLocked()
 	})
 }
 
 // sayFarewell runs the farewell for Close.
 func (m *Manager) sayFarewell() {
-	left := make(chan struct{})
-	m.mu.Lock()
-	if m.left = left; m.staff == 0 {
-		close(left)
-	}
 	close(m.farewell)
-	inc := m.cur
-	m.mu.Unlock()
-	select {
-	case <-left:
-	case <-inc.Disconnection():
-	case <-inc.Ctx.Done():
-	case <-m.Over:
-	case <-time.After(farewellTime):
-	}
+	inc := m.newest()
+	m.awaitNone(func() int { return m.staff }, farewellTime, inc.Disconnection(), inc.Ctx.Done())
 }

@@ -59,14 +59,7 @@ func (f *Function) End() {
 	defer f.of.mu.Unlock()
 	f.running, f.over = false, true
 	delete(f.of.running, f)
-	f.of.runningChangedLocked()
-}
-
-func (m *Manager) runningChangedLocked() {
-	if m.returned != nil {
-		close(m.returned)
-		m.returned = nil
-	}
+	f.of.fewerLocked()
 }
 
 // AfterClose calls the function `end`, with ErrClosed, when Close is called. The rules for hooks of
@@ -110,23 +103,17 @@ func (m *Manager) waive() {
 	for f := range m.running {
 		f.waived = f.waived || f.goroutine == me
 	}
-	m.runningChangedLocked() // another Close may be waiting for these functions
+	m.fewerLocked() // another Close may be waiting for these functions
 }
 
-// The method `awaited` returns the number of functions that Close waits for, and a channel that is
-// closed when this number changes.
-func (m *Manager) awaited() (n int, changed <-chan struct{}) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// functionsLocked returns the number of functions that Close waits for.
+func (m *Manager) functionsLocked() (n int) {
 	for f := range m.running {
 		if !f.waived {
 			n++
 		}
 	}
-	if m.returned == nil {
-		m.returned = make(chan struct{})
-	}
-	return n, m.returned
+	return n
 }
 
 // The function `goroutine` returns the number of the calling goroutine.

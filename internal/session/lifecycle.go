@@ -60,7 +60,10 @@ func (m *Manager) Close() {
 		<-m.ended // another call closes m
 		return
 	}
-	if n, _ := m.awaited(); n > 0 {
+	m.mu.Lock()
+	wait := m.functionsLocked() > 0
+	m.mu.Unlock()
+	if wait {
 		m.releaseBare()
 	}
 	m.awaitFunctions()
@@ -87,23 +90,48 @@ func (m *Manager) awaitFunctions() {
 	if limit < 0 {
 		limit = time.Duration(m.newest().Timeout.Load())
 	}
-	late := time.NewTimer(limit)
-	defer late.Stop()
+	if m.awaitNone(m.functionsLocked, limit, nil, nil) {
+		m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
+	}
+}
+
+// awaitNone waits for Close until `count` returns 0, but no longer than `limit`: then `late` is true.
+// It also returns when `down` or `ended` is closed, or Over.
+func (m *Manager) awaitNone(count func() int, limit time.Duration, down, ended <-chan struct{}) (late bool) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
 	for {
-		n, changed := m.awaited()
+		m.mu.Lock()
+		n := count()
+		if m.fewer == nil {
+			m.fewer = make(chan struct{})
+		}
+		fewer := m.fewer
+		m.mu.Unlock()
 		if n == 0 {
-			return
+			return false
 		}
 		// If the last function returns at the limit, either case is right: its hold is released
 		// by then, or ends with the session.
 		select {
-		case <-changed:
+		case <-fewer:
+		case <-down:
+			return false
+		case <-ended:
+			return false
 		case <-m.Over:
-			return
-		case <-late.C:
-			m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
-			return
+			return false
+		case <-timer.C:
+			return true
 		}
+	}
+}
+
+// fewerLocked wakes awaitNone.
+func (m *Manager) fewerLocked() {
+	if m.fewer != nil {
+		close(m.fewer)
+		m.fewer = nil
 	}
 }
 

@@ -54,10 +54,9 @@ type Manager struct {
 	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu
 	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	staff    int                     // number of users that will tidy up before the end: see BeforeClose; guarded by mu
-	left     chan struct{}           // closed when `staff` is 0; nil before the farewell; guarded by mu
 	farewell chan struct{}           // closed when Close begins the farewell
 	running  map[*Function]struct{}  // the functions of the program; guarded by mu
-	returned chan struct{}           // made by Close; closed when `running` changes; guarded by mu
+	fewer    chan struct{}           // made by awaitNone; closed when `running` or `staff` changes; guarded by mu
 	leaving  Ending                  // ended by Close when nothing new may begin; its hooks end the contexts of functions
 	Attached sync.Map                // data that other packages keep across sessions: see shared.Attached
 

@@ -92,10 +92,15 @@ func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {
 }
 
 func (p *pending[T]) Finish() {
+	p.mu.Lock()
 	if p.Done != nil {
 		close(p.Done)
 	}
-	p.handOn()
+	heir := p.heir
+	p.mu.Unlock()
+	if heir != nil {
+		heir(p.err)
+	}
 }
 
 func (p *pending[T]) Fail(err error) {
@@ -110,23 +115,10 @@ func (p *pending[T]) Fail(err error) {
 // at most one heir.
 func (p *pending[T]) then(heir func(err error)) {
 	p.mu.Lock()
+	over := IsClosed(p.Done)
 	p.heir = heir
 	p.mu.Unlock()
-	if IsClosed(p.Done) {
-		p.handOn()
-	}
-}
-
-// handOn calls the heir that p.then has registered. Finish first closes p.Done, and then
-// calls handOn. p.then first stores `heir`, and calls handOn if p.Done is closed. So the later of
-// Finish and p.then calls handOn. At that time, `heir` is stored and p.Done is closed. If both call
-// handOn, only the first takes the heir.
-func (p *pending[T]) handOn() {
-	p.mu.Lock()
-	heir := p.heir
-	p.heir = nil
-	p.mu.Unlock()
-	if heir != nil {
+	if over {
 		heir(p.err)
 	}
 }
