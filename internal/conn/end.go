@@ -41,15 +41,9 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 		}
 	}
 	for { // the replies to the credentials, and to the request to end the session
-		body, err := readPacket(c.r, wire.MaxHandshake)
-		if err != nil {
+		switch xid, code, _, err := readReply(c.r, wire.MaxHandshake); {
+		case err != nil:
 			return err
-		}
-		scan := wire.Scanner{Rest: body}
-		xid, _, code := scan.Int32(), scan.Take(8), scan.Int32()
-		switch {
-		case scan.Bad:
-			return fmt.Errorf("%w: reply of %d bytes", ErrHandshake, len(body))
 		case code != 0 && code != wire.CodeSessionExpired:
 			return wire.Error(code)
 		case xid == last:

@@ -186,12 +186,10 @@ func (c *Conn) confirmPacket() []byte {
 // does not try again.
 func (c *Conn) authenticated(n int) error {
 	for range n {
-		var head [replyHeader]byte
-		if _, err := io.ReadFull(c.r, head[:]); err != nil {
+		switch xid, code, _, err := readReply(c.r, replyHeader-4); {
+		case err != nil:
 			return err
-		}
-		switch size, xid, code := binary.BigEndian.Uint32(head[:]), int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[16:]); {
-		case size != replyHeader-4 || xid != wire.XidAuth:
+		case xid != wire.XidAuth:
 			return fmt.Errorf("%w: no answer to credentials", ErrProtocol)
 		case code != 0:
 			return zk.ErrAuthFailed

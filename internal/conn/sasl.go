@@ -38,14 +38,11 @@ func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io
 		if _, err := out.Write(wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))); err != nil {
 			return nil, err
 		}
-		body, err := readPacket(in, maxToken)
-		if err != nil {
-			return nil, err
-		}
-		scan := wire.Scanner{Rest: body}
-		answered, _, code := scan.Int32(), scan.Take(8), scan.Int32()
+		answered, code, scan, err := readReply(in, maxToken)
 		switch {
-		case scan.Bad || answered != xid:
+		case err != nil:
+			return nil, err
+		case answered != xid:
 			return nil, fmt.Errorf("%w: no answer to a token", ErrProtocol)
 		case wire.Error(code) == zk.ErrAuthFailed, code == wire.CodeWantsAuth:
 			return nil, &sasl.RefusedError{Err: fmt.Errorf("the server refuses the credentials (server's code %d): %w", code, zk.ErrAuthFailed)}
@@ -60,17 +57,19 @@ func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io
 	})
 }
 
-// readPacket reads a packet of at most limit bytes.
-func readPacket(c io.Reader, limit uint32) ([]byte, error) {
+// readReply reads a packet of at most `limit` bytes. It returns the xid and the code of its header,
+// and the rest.
+func readReply(c io.Reader, limit uint32) (xid, code int32, rest wire.Scanner, err error) {
 	var size [4]byte
-	if _, err := io.ReadFull(c, size[:]); err != nil {
-		return nil, err
+	if _, err = io.ReadFull(c, size[:]); err != nil {
+		return 0, 0, rest, err
 	}
 	n := binary.BigEndian.Uint32(size[:])
-	if n > limit {
-		return nil, fmt.Errorf("%w: packet of %d bytes", ErrProtocol, n)
+	if n < replyHeader-4 || n > limit {
+		return 0, 0, rest, fmt.Errorf("%w: packet of %d bytes", ErrProtocol, n)
 	}
-	body := make([]byte, n)
-	_, err := io.ReadFull(c, body)
-	return body, err
+	rest.Rest = make([]byte, n)
+	_, err = io.ReadFull(c, rest.Rest)
+	xid, _, code = rest.Int32(), rest.Take(8), rest.Int32()
+	return xid, code, rest, err
 }
