@@ -70,15 +70,13 @@ func (s *Shared) see(xid int32, zxid int64) {
 	}
 }
 
-// NextXid returns an xid that no other request of the session has, over any connection. A follower
-// or observer matches results with requests by session and xid alone. Suppose two requests had the
-// same xid. The late result of the first, sent over an earlier connection, could be delivered as
-// the result of the second, even if no server had executed the second.
+// NextXid returns an xid that no other request of the session has, over any connection. Servers match
+// results with requests by session and xid alone, so the late result of an older request with this
+// xid could be delivered as the result of this one.
 //
-// Pings, credentials and setWatches always have the xids that the protocol prescribes. No server
-// proposes a transaction for them, so they have no late results. After 2^31 requests, the xids
-// begin again. The first requests have long been answered by then. The xid 0 is never used: the
-// leader uses it for the creation of a session and for its expiry.
+// Pings, credentials and setWatches have the xids that the protocol prescribes, and no late results:
+// no server proposes a transaction for them. After 2^31 requests, the xids begin again. The leader
+// uses the xid 0 for the creation of a session and for its expiry.
 func (s *Shared) NextXid() int32 {
 	for {
 		if xid := int32(s.xid.Add(1) & math.MaxInt32); xid != 0 {
@@ -113,19 +111,8 @@ var (
 )
 
 // A Conn is one network connection. It encodes requests directly into its buffer, and decodes
-// replies in the goroutine that reads. So requests need no goroutines of their own. A Conn also
-// does the following:
-//
-//   - The handshake (handshake.go). The client sends its credentials with the handshake or, with
-//     SASL, after the exchange. Then it sets the watches again, ahead of every request.
-//   - Catching up. The server of a new connection first catches up with the leader. So no read on
-//     the new connection shows an older state than a read on the previous one.
-//   - Watches. A read carries the watch flag if Watches wants a watch on its znode. The Conn passes
-//     events to Watches.
-//   - Times. Whenever the Conn sends a packet or receives a reply, it tells the session the time:
-//     see package lease.
-//   - Deadlines. A handshake cannot hang. The Conn notices a silent server early enough: the client
-//     can try another server before it must abandon the session.
+// replies in the goroutine that reads. So requests need no goroutines of their own. "What happens
+// when a server dies" in docs/design.md has its life.
 //
 // If no other packet is waiting or unanswered, the goroutine that makes a request also writes it
 // (see `put`). All other packets are written by one goroutine, which runs the method `write`. Each
@@ -230,9 +217,8 @@ func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.
 	}
 }
 
-// Over is called when the connection has ended. Requests without a reply fail. But if a late
-// execution of a request would do harm, Over leaves the request as it is, and returns it. The caller
-// must call [Fail] later.
+// Over is called when the connection has ended. Requests without a reply fail, except those whose
+// late execution would do harm: Over returns them, and the caller must call [Fail] later.
 func (c *Conn) Over() (late []Request) {
 	for _, r := range c.end() {
 		if Harms(r) {
@@ -288,10 +274,8 @@ const directly = 4 << 10
 // The method `put` appends requests to `out`. If `put` returns packets, the caller must write them.
 //
 // `put` returns packets only if every earlier packet has been answered, including the packets sent
-// with the handshake. So the server has read the earlier packets, and the socket's buffer is empty.
-// Then the caller's write does not block, even if the server reads nothing more. If other
-// goroutines add requests during that write, the goroutine of `write` writes those requests: there
-// may be many.
+// with the handshake. So the socket's buffer is empty, and the caller's write does not block, even if
+// the server reads nothing more. The goroutine of `write` writes requests that are added meanwhile.
 func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -377,9 +361,8 @@ func (c *Conn) write() {
 func (c *Conn) writeOut(p []byte) {
 	err := c.writeAll(p, c.moved)
 	if err != nil {
-		// The server may have received only a part of the packets. So no packet can follow, and the
-		// connection must end. Before that, the reader can read the server's last packets, which may give
-		// the reason.
+		// The server may have received only a part of the packets, so the connection must end. Before that,
+		// the reader can read the server's last packets, which may give the reason.
 		time.AfterFunc(lastWords, func() { c.Close() })
 	}
 	c.wmu.Lock()
@@ -392,11 +375,10 @@ func (c *Conn) writeOut(p []byte) {
 	}
 }
 
-// A long packet is sent or read in strides, and each stride extends the deadline. Suppose the
-// deadline were fixed: on a slow network, a long packet would fail, be sent again in full, and fail
-// again. Each stride has as much time as a reply. A packet has about 64 strides at most. So a slow
-// server can delay the replies to pings by at most 32 session timeouts. A stride proves nothing
-// about the session. Only replies confirm holds: see package lease.
+// A long packet is sent or read in strides, and each stride extends the deadline by the time for a
+// reply. With a fixed deadline, a long packet would fail on a slow network, and fail again when it is
+// repeated. A packet has about 64 strides at most, so a slow server can delay the replies to pings by
+// at most 32 session timeouts. A stride proves nothing about the session.
 const stride = 16 << 10
 
 // strideOf returns the size of a stride for a packet of n bytes.
@@ -460,8 +442,7 @@ func (c *Conn) ping() {
 //
 // Before ZooKeeper 3.8.1, a follower sometimes notices that a request is committed only when it
 // receives the next request (ZOOKEEPER-4537). If no other client sends one, that is this client's
-// next ping. For the session, an early ping is like any read: it can only help to confirm the
-// session. The other pings keep their times, and the deadlines do not depend on it.
+// next ping. The other pings keep their times, and the deadlines do not depend on an early ping.
 const late = 100 * time.Millisecond
 
 // awaitLocked records a request that is about to be sent.
@@ -527,8 +508,7 @@ func (c *Conn) nextPacket() error {
 	now, n := time.Now(), int(size)-(replyHeader-4)
 	if xid != wire.XidEvent { // an event does not show that the server receives the client's packets
 		if c.heard = now; c.r.Buffered() < n {
-			// The present deadline may have come from another request. A packet that has begun to arrive gets
-			// a new deadline.
+			// A packet that has begun to arrive gets a deadline of its own.
 			c.deadline(now.Add(c.silence()))
 			defer func() { c.heard = time.Now() }()
 		}
@@ -539,8 +519,7 @@ func (c *Conn) nextPacket() error {
 	}
 	c.s.see(xid, int64(binary.BigEndian.Uint64(c.head[8:])))
 	if xid != wire.XidEvent && code == wire.CodeWantsAuth {
-		// The server refuses this client and closes the connection. It executes neither the refused
-		// request nor any later one.
+		// The server closes the connection, and executes neither the refused request nor any later one.
 		for _, r := range c.end() {
 			r.Fail(ErrUnsent)
 		}
@@ -551,8 +530,7 @@ func (c *Conn) nextPacket() error {
 		return c.event(body)
 	case wire.XidSetWatches:
 		if code != 0 {
-			// The server has set none of the watches, so no read may be answered now. The next connection
-			// sets the watches again.
+			// The server has set none of the watches, so no read may be answered before the next connection.
 			return fmt.Errorf("the server refuses to set the watches again (code %d)", code)
 		}
 		c.setAgain++
@@ -568,8 +546,7 @@ func (c *Conn) nextPacket() error {
 	return c.received(xid, code, body, now)
 }
 
-// Lasting is the least life of a connection that the client replaces without a pause. So if a
-// server accepts connections and closes them at once, the client dials it at most once a second.
+// Lasting is the least life of a connection that the client replaces without a pause.
 const Lasting = time.Second
 
 // Age returns the time since the handshake was sent.
@@ -578,18 +555,14 @@ func (c *Conn) Age() time.Duration { return time.Since(c.asked) }
 // maxDisowned limits how many connections in a row may end because of [Conn.disowned].
 const maxDisowned = 3
 
-// The server of a connection may reply that the session has moved or has expired. That server has
-// not executed the request, and it gives the same reply to all later requests on this connection.
+// A server may reply that the session has moved or has expired. It has not executed the request, and
+// gives the same reply to all later requests on this connection. If the session has moved, because
+// another server's handshake reached the leader late, a new handshake moves it back.
 //
-// A session has moved if another server's request to continue the session reached the leader late.
-// The next handshake moves the session to the server of the new connection, so a new connection
-// always helps.
-//
-// If the session has really expired, the next handshake fails. The method `disowned` reports
-// whether the connection must end, so that a new handshake decides. Sometimes the servers
-// contradict themselves: three handshakes in a row succeed, but each connection ends with such a
-// reply within a second. A server with localSessionsEnabled does that, because the leader does not
-// know its sessions. In that case, the caller receives the reply.
+// After the reply that the session has expired, `disowned` reports whether the connection must end,
+// so that a new handshake decides. A server with localSessionsEnabled contradicts itself, because the
+// leader does not know its sessions: three handshakes in a row succeed, but each connection ends with
+// such a reply within a second. Then the caller receives the reply.
 func (c *Conn) disowned() bool {
 	if c.Age() >= Lasting {
 		c.s.disowned = 0
@@ -604,9 +577,8 @@ func (c *Conn) disowned() bool {
 // readBody reads the n bytes of the packet with this xid. The bytes are valid until the next
 // packet.
 //
-// Strides extend the deadline only for the reply that is due next, and each request has only one
-// reply. So a server that does not answer a request cannot keep the connection open with other long
-// packets.
+// Strides extend the deadline only for the reply that is due next, so a server that does not answer
+// a request cannot keep the connection open with other long packets.
 func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	body, step := c.body[:0], strideOf(n)
 	switch {
@@ -654,8 +626,7 @@ func (c *Conn) event(body []byte) error {
 }
 
 // The method `received` processes every packet except events, in the reading goroutine. The
-// argument `now` is the time at which the packet began to arrive. The facts in the packet were
-// already true at that time.
+// argument `now` is the time at which the packet began to arrive.
 func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.mu.Lock()
 	if xid == wire.XidPing {
@@ -708,9 +679,8 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 }
 
 // The method `own` processes the reply to a request of the connection itself. It does not record
-// the zxid of the reply as seen, because the next connection asks only for events after that zxid.
-// The confirming write is sent before the watches are set again, so events before that zxid may
-// still be missing.
+// the zxid of the reply as seen: the confirming write is sent before the watches are set again, so
+// events before that zxid may still be missing, and the next connection asks only for later ones.
 func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	switch info.op {
 	case wire.OpCloseSession:
@@ -727,9 +697,8 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 		proof := lease.ProofOf(info.op, code)
 		c.s.Answered(info.at, proof, now)
 		if proof != lease.Quorum {
-			// Only the write proves that no read over this connection is older than an earlier event. A leader
-			// that lags answers the sync of its own client at once. The error ends the connection before any
-			// read is answered.
+			// Only the write proves that no read over this connection is older than an earlier event: a leader
+			// that lags answers the sync of its own client at once. The error ends the connection first.
 			return fmt.Errorf("the server has refused the write that confirms the session (code %d)", code)
 		}
 	}
@@ -756,9 +725,8 @@ func (c *Conn) deleted(info sentInfo, code int32) {
 // longer the newest connection, RemoveWatch returns false and does nothing.
 //
 // RemoveWatch holds wmu until the removal has its place in the order. So a read that sets the watch
-// again is sent after the removal. A handshake also holds wmu while it lists the watches and sets
-// them again. So the handshake does not set a watch that was dropped before it. A watch that is
-// dropped after the handshake is removed on the new connection.
+// again is sent after the removal. A handshake also holds wmu, so it does not set a watch that was
+// dropped before it.
 func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -778,10 +746,8 @@ func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 // The connection is closed after the time `silence` without a reply.
 func (c *Conn) silence() time.Duration { return time.Duration(float64(c.timeout) * lease.Silence) }
 
-// The method `patience` sets the deadline for the next packet. The deadline depends on the last
-// reply and on the oldest unanswered request. So events alone do not extend the deadline, and
-// neither do replies to pings. A request that is sent during a read affects only the deadline of
-// the next read.
+// The method `patience` sets the deadline for the next packet, by the last reply and the oldest
+// unanswered request. So while a request waits, neither events nor replies to pings extend it.
 func (c *Conn) patience() {
 	if c.heard.IsZero() {
 		c.heard = time.Now()
@@ -797,9 +763,9 @@ func (c *Conn) patience() {
 	c.deadline(due)
 }
 
-// The method `deadline` sets the read deadline to `due`, or to the deadline of the next stride if
-// that is later than `due`. If the present deadline is only a little earlier, the method does not
-// change it: a change for every packet would cost more than the packet.
+// The method `deadline` sets the read deadline to `due`, or to the later deadline of the next stride.
+// If the present deadline is only a little earlier, the method does not change it: a change for every
+// packet would cost more than the packet.
 func (c *Conn) deadline(due time.Time) {
 	silence := c.silence()
 	c.dmu.Lock()
@@ -814,13 +780,10 @@ func (c *Conn) deadline(due time.Time) {
 }
 
 // Close closes the socket. Any goroutine may call Close, any number of times. Close does not send a
-// TLS close_notify, for two reasons: the write would wait for a silent server, and nothing may be
-// sent after Close.
-//
-// For the second reason, the operating system discards the bytes that it has not sent yet. Otherwise
-// a server could receive a write long after the client has left that server, and the argument for
-// the trail of package session would be wrong. If the client has asked for the end of the session,
-// late writes do no harm.
+// TLS close_notify, which would wait for a silent server. The operating system discards the bytes
+// that it has not sent yet: otherwise a server could receive a write long after the client has left
+// it, and the argument for the trail of package session would be wrong. If the client has asked for
+// the end of the session, late writes do no harm.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		close(c.closed)

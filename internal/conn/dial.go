@@ -50,8 +50,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, limit time.Duration) (ne
 }
 
 // tlsError explains the failure of a TLS handshake. A server that expects the ZooKeeper protocol
-// reads TLS's first bytes as the length of a packet. That length is too large, so the server closes
-// the connection.
+// reads TLS's first bytes as the length of a packet, and closes the connection.
 func tlsError(err error) error {
 	var record tls.RecordHeaderError
 	if errors.As(err, &record) || errors.Is(err, io.EOF) {
@@ -74,8 +73,7 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// One name may resolve to a whole ensemble. So try its servers in random order, not in the
-	// resolver's order.
+	// One name may resolve to a whole ensemble, so the order is random.
 	ips, err := net.DefaultResolver.LookupHost(ctx, host)
 	if err != nil {
 		return nil, err
@@ -86,14 +84,12 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	})
 }
 
-// leastShare is the least time for one address. If a third of the total time is less than that, the
-// third is the least time. A share shorter than a round trip would be useless.
+// leastShare is the least time for one address, or a third of the total time if that is less.
 const leastShare = time.Second
 
 // dialEach tries the addresses in order and returns the first connection. The remaining addresses
-// share the remaining time equally. So a dead address uses only its own share of the time. If there
-// are too many addresses for the least share, the time ends before all are tried. The next attempt
-// uses another order.
+// share the remaining time equally. If there are too many addresses for the least share, the time
+// ends before all are tried, and the next attempt uses another order.
 func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context, addr string) (net.Conn, error)) (net.Conn, error) {
 	end, _ := ctx.Deadline()
 	least := min(leastShare, time.Until(end)/3)

@@ -35,9 +35,7 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
-	// The credentials are sent with the handshake, which saves a round trip. A server reads the
-	// credentials only after it has established the session. Its answers come in the same
-	// order.
+	// The credentials are sent with the handshake, which saves a round trip.
 	out := wire.Connect(c.lastZxid, ask.Timeout, ask.ID, ask.Password)
 	if c.s.SASL == nil { // with SASL, Begin sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
@@ -133,9 +131,9 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 const portionsAhead = 4
 
 // resendRest sets the remaining watches again. It sends the next portion after each reply, and each
-// reply may take the usual time. So even with many watches, the handshake succeeds over a slow
-// link. All requests, inquiries included, wait until the handshake is over. So while the session
-// has holds, each portion is sent with a write that confirms the session.
+// reply may take the usual time, so the handshake succeeds over a slow link. All requests, inquiries
+// included, wait for it. So while the session has holds, each portion is sent with a write that
+// confirms the session.
 func (c *Conn) resendRest(portions [][]byte) error {
 	for i, p := range portions {
 		for c.setAgain <= i {
@@ -159,11 +157,9 @@ func (c *Conn) resendRest(portions [][]byte) error {
 
 // catchUpPacket returns the sync that a new connection sends first if it continues a session.
 //
-// The handshake contains the zxid of the last reply, but not the zxid of a later event. So without
-// the sync, a server whose state is older than that event could take over the session. Reads would
-// then show the state before the event, such as a place that was deleted. A new session needs no
-// sync: its server has applied the creation of the session, which is later than everything that the
-// client has seen.
+// The handshake contains the zxid of the last reply, but not of a later event. So without the sync,
+// reads could show the state before that event, such as a place that was deleted. A new session needs
+// no sync: its server has applied the creation of the session.
 func (c *Conn) catchUpPacket() []byte {
 	return wire.EndPacket(wire.AppendString(c.begin(nil, wire.OpSync), "/"))
 }
@@ -182,8 +178,7 @@ func (c *Conn) confirmPacket() []byte {
 }
 
 // The method `authenticated` reads the replies to `n` credentials, which come before all other
-// replies. If the server refuses a credential, the method returns zk.ErrAuthFailed, and the client
-// does not try again.
+// replies. If the server refuses a credential, the client does not try again.
 func (c *Conn) authenticated(n int) error {
 	for range n {
 		switch xid, code, _, err := readReply(c.r, replyHeader-4); {

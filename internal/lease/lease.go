@@ -10,35 +10,18 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A Lease computes how long a session stays confirmed. A confirmed session cannot have ended.
+// A Lease computes how long a session stays confirmed. A confirmed session cannot have ended. It
+// does not end before a confirmed time plus its timeout, even if connections, servers and leaders
+// fail. Only the leader ends sessions, and a client's server answers pings and reads without the
+// leader. So three requests over one connection confirm the time t:
 //
-// Only the leader of the ensemble expires sessions. So a Lease must find the latest time at which
-// the leader certainly had contact with the session. A learner is a server that is not the leader.
-// A learner answers pings and reads without the leader. Every half tick, the leader asks the
-// learner for the sessions of its clients. So a single reply proves little, but the order of
-// packets on a connection proves more:
-//
-//  1. The client sends a packet at t and receives the reply at q. So the learner has had contact
-//     with the session before q.
-//  2. At least half a tick after q, the client sends a write, and the write is answered. The leader
-//     had a quorum for the write, so it was already the leader when the client sent the write. The
-//     leader asked the learner between q and the write. The learner received that question before
-//     the result of the write, and has answered it. So the learner's report of the contact is on
-//     the way to the leader: t is carried.
-//  3. After the reply to the write, the client sends a request that needs the leader, and the
-//     request is answered. The learner forwarded the request to the leader after the report. So the
-//     leader has renewed the session later than t: t is confirmed.
+//  1. A packet is sent at t, and answered.
+//  2. At least a gap later, a write is sent, and answered: t is carried.
+//  3. After that reply, a request that needs the leader is sent, and answered: t is confirmed.
 //
 // If a handshake continues a session, the first answered write after the handshake confirms the
-// handshake's sending time: the leader has renewed the session after that time. A confirmed time is
-// never the time of a reply.
-//
-// If a session is confirmed at t, it does not end before t plus its timeout, even if connections,
-// servers and leaders fail. docs/design.md has the argument and its assumptions.
-//
-// Step 3 accepts a sync only while the session is confirmed. Later, the leader may have begun to
-// end the session, and a renewal would be too late. A leader that ends a session refuses its writes
-// but still answers its syncs.
+// handshake's sending time. A confirmed time is never the time of a reply. docs/design.md has the
+// proof, in "When a session is confirmed".
 //
 // A Lease is not safe for concurrent use.
 type Lease struct {
@@ -70,8 +53,7 @@ type Stamp struct {
 	conn  int64
 }
 
-// The type `contact` is a packet that was answered. After step 2, it is carried: the learner has
-// reported the contact to the leader. The report may not have arrived yet.
+// The type `contact` is a packet that was answered.
 type contact struct {
 	sent, answered time.Time
 	event          int64 // the value that `events` had at the end of step 2; 0 before
@@ -97,16 +79,13 @@ const (
 	patience = 3.0 / 4
 )
 
-// PingEvery is the interval between pings. The interval is a little shorter than the gap, so the
-// server answers at least one packet in each gap. That packet is carried by a write one gap later.
-// So a confirmation comes at most two gaps after the previous confirmation, even at the start of a
-// connection.
+// PingEvery is the interval between pings. It is a little shorter than the gap, so that each gap has
+// an answered packet. So a confirmation comes at most two gaps after the previous confirmation.
 func PingEvery(timeout time.Duration) time.Duration { return timeout / 4 }
 
-// The method `gap` returns a duration in which the leader certainly asks the learner at least once.
-// Step 2 needs a gap between a reply and a later write. The leader asks every half tick, and a
-// session timeout is at least two ticks. So the result is a quarter of the timeout, plus a little
-// for a leader that is late.
+// The method `gap` returns a duration in which the leader certainly asks each server for its sessions.
+// The leader asks every half tick, and a session timeout is at least two ticks. So the result is a
+// quarter of the timeout, plus a little for a leader that is late.
 func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 
 // The method `belief` returns the duration for which holds are trusted, from the latest confirmed
@@ -166,8 +145,8 @@ func (v *Lease) Trying(now time.Time, least time.Duration) {
 }
 
 // Connected records the reply to the handshake that was sent at the time `asked`. If the session is
-// new, a quorum has committed its creation since then. If the handshake continues the session, a
-// leader has renewed the session. But another leader may already have replaced that leader.
+// new, a quorum has committed its creation since then. Otherwise, a leader has renewed the session,
+// but another leader may already have replaced it.
 func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.heard(asked)
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
@@ -204,9 +183,9 @@ func (v *Lease) Sending(now time.Time) Stamp {
 	return Stamp{now, v.events, v.conn}
 }
 
-// Answered records a reply: the reply to request s, which gives proof p. It reports whether the
-// reply confirms a later time. Answered takes step 3 first and step 1 last, so that one reply never
-// takes a packet through two steps.
+// Answered records the reply to request s, which gives proof p. It reports whether the reply confirms
+// a later time. Answered takes step 3 first and step 1 last, so that one reply never takes a packet
+// through two steps.
 func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.heard(s.At)
 	if s.conn != v.conn || p == Nothing {
@@ -226,8 +205,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 			v.timeout, v.lower = v.lower, 0
 		}
 	}
-	// Step 3: s is the request after the write. It confirms the sending time of the carried packet. It
-	// does not confirm the sending time of s itself: the leader need not have learned of s.
+	// Step 3: s is the request after the write. A sync counts only while the session is confirmed: later,
+	// the leader may have begun to end the session, and such a leader still answers syncs.
 	if p == Quorum || p == Leader && v.Confirmed(now) > 0 {
 		for i := len(v.carried) - 1; i >= 0; i-- {
 			if v.carried[i].event < s.event {
@@ -246,9 +225,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	}
 	// Step 1. v.seen needs only a few packets, some time apart.
 	if n := len(v.seen); n == 0 || s.At.Sub(v.seen[n-1].sent) >= v.gap()/8 {
-		// Every unanswered write was sent within the last Silence × timeout, because the connection would
-		// be closed by now if a write were older. A packet that is ripe for the oldest possible write is
-		// ripe for each unanswered write. v.seen does not need earlier packets.
+		// Every unanswered write was sent within the last Silence × timeout, or the connection would be
+		// closed. If a packet is ripe for the oldest possible write, v.seen needs no earlier packet.
 		if i := v.ripe(now.Add(-time.Duration(Silence * float64(v.timeout)))); i > 0 {
 			v.seen = v.seen[i:]
 		}
@@ -258,9 +236,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 }
 
 // The method `ripe` takes the sending time of a write. It returns the index in v.seen of the latest
-// packet that the write would carry, or -1 if the write would carry none. The function uses the
-// monotonic clock, which stops while the machine sleeps. So the measured time can be too short, but
-// not too long.
+// packet that the write would carry, or -1. By the monotonic clock, which stops while the machine
+// sleeps, the measured time can be too short, but not too long.
 func (v *Lease) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
@@ -306,8 +283,7 @@ func (v *Lease) Next(now time.Time, urgent bool) (p Proof, wait time.Duration) {
 
 // ProofOf returns the proof in a reply with this code to a request of type op. For a transaction,
 // `code` is the code of the whole transaction. Some refusals, such as a refusal for lack of
-// permission, can come from any server. These refusals prove nothing. Only the leader gives the
-// other refusals of a write, and a quorum commits them like a write.
+// permission, can come from any server. Only the leader gives the others, and a quorum commits them.
 func ProofOf(op, code int32) Proof {
 	switch op {
 	case wire.OpCreate, wire.OpCreateContainer, wire.OpDelete, wire.OpSetData, wire.OpMulti:
@@ -327,11 +303,9 @@ func ProofOf(op, code int32) Proof {
 	return Nothing
 }
 
-// An Instant is a time by two clocks. The monotonic clock is never set, but it stops while the
-// machine sleeps or migrates. The servers do not stop then. The wall clock counts the time of a
-// sleep, or is set afterwards. But the wall clock may also be set at any other time. So the clock
-// that shows more elapsed time counts. To abandon a session without need does less harm than to
-// trust a session that has ended.
+// An Instant is a time by two clocks. The monotonic clock stops while the machine sleeps or migrates,
+// and the wall clock may be set at any time. So the clock that shows more elapsed time counts: to
+// abandon a session without need does less harm than to trust a session that has ended.
 type Instant struct{ Mono, Wall time.Time }
 
 // At converts t to an Instant.
