@@ -12,18 +12,13 @@ import (
 )
 
 // The type `batch` is a list of requests that are executed in order, over one connection. They are
-// sent together, so they take one round trip. A batch does not repeat requests; its sender does.
+// sent together, so they take one round trip. A batch is used once. If the connection ends, the
+// servers may have executed the first requests, and answered some of them; the sender decides whether
+// to send another batch.
 //
-// A batch is never sent again over another connection. So if the connection is replaced, the
-// servers may have executed the first requests of the batch, and answered some of them. The other
-// requests will get no reply. The sender of the batch decides whether to send them again.
-//
-// A server executes and answers the requests of one connection in order. So a reply proves that all
-// earlier requests of the batch were executed and answered. And each request sees the state after
-// all earlier requests of its connection, or a newer state. A read after a sync is as new as the
-// sync. A listing after a request that creates a znode shows the znode.
-//
-// A batch is used once.
+// A reply proves that all earlier requests of the batch were executed and answered. And each request
+// sees the state after all earlier requests of its connection, or a newer state: a read after a sync
+// is as new as the sync, and a listing after a create shows the znode.
 type batch struct {
 	requests []conn.Request // each is a `pending` of some type
 }
@@ -51,9 +46,8 @@ func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
 }
 
 // The method `wait` waits for the replies to b. The caller must have sent b through inc. The result
-// is nil if every request was answered, with a result or with its own error. Otherwise the result
-// is the error of the first unanswered request. If ctx or the incarnation ends first, `wait`
-// returns the error of ctx or ErrEnded. Then the outcome of the unanswered requests is unknown.
+// is nil if every request was answered, with a result or with its own error. Otherwise the result is
+// the error of the first unanswered request, whose outcome is unknown.
 func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	for _, r := range b.requests {
 		if err := r.(interface {

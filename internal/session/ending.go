@@ -11,12 +11,10 @@ import (
 // An Ending is the end of a session or of a hold: it comes once, with a cause. Like a context, it
 // has the methods Done, Cause and AfterFunc. It is not a context, for two reasons.
 //
-//   - A context runs an AfterFunc in a goroutine of its own. End runs each hook itself, and
-//     returns when all hooks have returned. So a request that follows End, such as closeSession,
-//     is written after every hook has run.
+//   - End runs each hook itself, and returns when all hooks have returned. So a request that follows
+//     End, such as closeSession, is written after every hook has run.
 //   - A context leaves its parent only when it is cancelled, and this closes its channel `Done`.
-//     Remove takes a hook from an Ending and closes no channel. Unlock needs this, because it must
-//     not close the channel `Lost`.
+//     Remove closes no channel: Unlock must not close the channel `Lost`.
 //
 // A hook must not block and must not run the program's code. It must not take a lock that any
 // caller of Incarnation.Alive holds, because Alive may end the session.

@@ -22,13 +22,11 @@ import (
 )
 
 // An Incarnation is one ZooKeeper session, from the handshake to its end. It begins once, ends
-// once, and is never revived: the Manager replaces it with the next. Every ephemeral znode
-// belongs to the incarnation that created it, so "do I still hold the lock?" has one answer. When
-// the incarnation ends, its socket is closed and it never connects again.
+// once, and is never revived: the Manager replaces it with the next. So "do I still hold the lock?"
+// has one answer.
 //
 // This file has the life of an incarnation: connections one after another, the end, and the states
-// that callers see. Package lease says how long the session is confirmed. request.go has the
-// requests.
+// that callers see.
 type Incarnation struct {
 	Manager *Manager
 	Watches *conn.Watches
@@ -120,16 +118,14 @@ func (inc *Incarnation) start() {
 // The method `serve` keeps the session connected until it ends. Only the goroutine of `serve` reads
 // from the session's connections.
 //
-// If a request has no reply, the servers may have executed it, or may execute it later. Such a
-// request fails when its connection has ended, and a write when the next server has caught up. Its
-// sender then finds the outcome over a later connection: see `repeat` and Find. The servers could
-// execute such a write after the sender has looked for its effect. So `pick` leaves out the servers
-// at which such a write may still be under way (see `trail`), and each later connection begins with
-// a sync. The client sets the watches again before it sends that sync. So a missed event arrives
+// A request without a reply fails when its connection has ended, and a write when the next server has
+// caught up. Its sender then finds the outcome over a later connection: see `repeat` and Find. The
+// servers could execute such a write after the sender has looked for its effect. So `pick` leaves out
+// the servers at which such a write may still be under way (see `trail`), and each later connection
+// begins with a sync. The client sets the watches again before that sync. So a missed event arrives
 // before every reply that shows the change.
 //
-// A broken connection does not end the session. The session ends when its time is over (see Alive),
-// or when a server's reply to a handshake does not continue it (see `accept`).
+// A broken connection does not end the session: only Alive and `accept` do.
 func (inc *Incarnation) serve() {
 	m := inc.Manager
 	defer func() { conn.Fail(inc.trail.late) }() // the session has ended, so no later server catches up
@@ -166,16 +162,14 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	case (err == zk.ErrSessionMoved || err == zk.ErrSessionExpired) && inc.Ctx.Err() == nil:
 		m.Pace.again() // the next handshake decides: see conn.Conn.disowned
 	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
-		// The Session ends if every server, since the last executed request, has refused this client or
-		// was out of reach. Another attempt would fail in the same way, and each caller must get the
-		// reason.
+		// If every server has refused this client or was out of reach, another attempt would fail in the
+		// same way, and each caller must get the reason.
 		if m.unfit(c.Addr, fmt.Errorf("%s: %w", c.Addr, err)); m.noneFits() {
 			inc.fail(err)
 		}
 	case errors.Is(err, zk.ErrAuthFailed):
-		// A server refuses credentials, or the mechanism of SASL says that its credentials are refused.
-		// Another attempt would fail, too. The mechanism may fail for another reason, for example because
-		// a ticket is not available now. Then the client makes the next attempt at the usual pace.
+		// A server or the mechanism of SASL refuses the credentials. If the mechanism fails for another
+		// reason, such as a ticket that is not available now, the client tries again at the usual pace.
 		inc.fail(err)
 	case inc.Ctx.Err() == nil && !IsClosed(inc.Disconnection()) && c.Age() < conn.Lasting:
 		m.unfit(c.Addr, fmt.Errorf("%s: %w: %w", c.Addr, errShort, err))
@@ -198,9 +192,8 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	inc.mu.Lock()
 	inc.conn = c
 	inc.mu.Unlock()
-	// Either this check sees the end of the incarnation, or the goroutine that ends it sees this
-	// connection, because `end` runs before `seal` reads inc.conn. A session must not be opened
-	// after the end.
+	// A session must not be opened after the end. Either this check sees the end of the incarnation, or
+	// the goroutine that ends it sees this connection: `end` runs before `seal` reads inc.conn.
 	if inc.Ctx.Err() != nil {
 		return c, net.ErrClosed
 	}
@@ -212,8 +205,7 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 const maxGranted = 2 * time.Minute
 
 // The method `handshake` opens or continues the session over c. Only the first handshake of an
-// incarnation may open a session. Later handshakes may only continue that session. So every request
-// runs in the session that it was made for.
+// incarnation may open a session.
 func (inc *Incarnation) handshake(c *conn.Conn) error {
 	ask, now := conn.Hello{ID: inc.ID.Load(), Timeout: inc.Manager.Config.Timeout}, time.Now()
 	if ask.ID != 0 {
@@ -232,8 +224,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		return err
 	}
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
-		// If this server hung, the client would wait for it during that timeout, and try no other
-		// server.
+		// If this server hung, the client would wait for it during that timeout.
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
@@ -244,9 +235,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		switch {
 		case got.ID == 0:
 		case got.ID == ask.ID && !IsClosed(inc.Manager.Over):
-			// The incarnation ended during the handshake, and its holders have only just learned of
-			// their loss. endOrphan ends the session after they have had LossTime. It must do that,
-			// because this handshake has renewed the session for another timeout.
+			// The incarnation ended during the handshake, which has renewed the session for another timeout.
+			// endOrphan ends the session after the holders have had LossTime.
 			inc.abandon()
 		case got.ID == ask.ID:
 			// The whole Session is closed.
@@ -287,8 +277,7 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
 	case got.ID == 0:
 		// A process that was stopped gets this reply as soon as it continues, usually before its watchdog
-		// runs. Then Alive finds that the session was unconfirmed. Alive records this reason, and the
-		// time at which the confirmation ended.
+		// runs. Then Alive records this reason, and the time at which the confirmation ended.
 		if inc.Alive() {
 			inc.Lose(LossExpired)
 		}
@@ -350,9 +339,8 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 }
 
 // The method `caughtUp` is called when a server that continues the session has answered the first
-// sync. Writes over earlier connections that have no reply fail then, and their senders look for
-// their effects. If that is too early for a write, another goroutine lets the write fail later. Then
-// the session also ceases to avoid the servers that it has left.
+// sync. Writes over earlier connections that have no reply fail then, or after writeAfter if that is
+// too early. Then the session also ceases to avoid the servers that it has left.
 func (inc *Incarnation) caughtUp(addr string) {
 	late, since, wait := inc.trail.caughtUp(addr)
 	if !wait {
@@ -368,9 +356,9 @@ func (inc *Incarnation) caughtUp(addr string) {
 }
 
 // The method `writeAfter` waits until the session has avoided a server, which it left at the time
-// `since`, for long enough. Then it sends a write that changes nothing, until a write is answered.
-// By that reply, the leader has taken all writes from its queue that it had received by then. If no
-// write is answered, writeAfter returns at the time at which `bars` also permits the server.
+// `since`, for long enough. Then it sends writes that change nothing, until the leader answers one: it
+// has taken all earlier writes from its queue. Without a reply, writeAfter returns at the time at
+// which `bars` also permits the server.
 func (inc *Incarnation) writeAfter(since time.Time) {
 	timeout := time.Duration(inc.Timeout.Load())
 	limit := avoidance(timeout)
@@ -425,32 +413,27 @@ func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 }
 
 // giveUp ends the incarnation, all its holds, and its session on the servers. Unlike Lose, giveUp
-// leaves the connection open: `shut` ends the session over that connection after holders have had
-// LossTime.
-//
-// There may be several reasons to abandon a session. The first counts: an incarnation is
-// abandoned once.
+// leaves the connection open: `shut` ends the session over that connection.
 func (inc *Incarnation) giveUp() {
 	inc.abandon() // this comes before `end`, because `shut` reads the time after `end`
 	inc.end(inc.GivenUp(nil))
 }
 
-// The method `abandon` records the time at which the session was abandoned. At that time, the
+// The method `abandon` records the time at which the session was first abandoned. At that time, the
 // holders learn of their loss.
 func (inc *Incarnation) abandon() {
 	now := time.Now()
 	inc.abandoned.CompareAndSwap(nil, &now)
 }
 
-// LossTime is the time for which a holder can react after the library gives up its hold. No other
-// session can be granted the hold before that time is over. LossTime is a tenth of the session
-// timeout. A client that is cut off has as much time between the report of its losses and the end
-// of its session.
+// LossTime is the time for which a holder can react after the library gives up its hold, before
+// another session can be granted it. A client that is cut off has as much time between the report of
+// its losses and the end of its session.
 func (inc *Incarnation) LossTime() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
 // The method `fail` ends the incarnation, and the whole Session with it, because of a refusal of
-// credentials, which no retry can cure. If the servers have accepted the credentials before, perhaps
-// no call returns the error. So `fail` also logs the error.
+// credentials, which no retry can cure. If the servers have accepted them before, perhaps no call
+// returns the error, so `fail` also logs it.
 func (inc *Incarnation) fail(err error) {
 	if inc.ID.Load() != 0 || inc.Manager.Expiries.Load() > 0 {
 		inc.Manager.Log.Error("zsync: the credentials are refused, and the session ends", "session", Text(inc.ID.Load()), "err", err)
@@ -519,13 +502,9 @@ func (inc *Incarnation) lastly(f func()) {
 	}
 }
 
-// The method `end` ends the incarnation. When it returns, every hook of inc.Ended has returned,
-// even if another goroutine was the first to call `end`. So every hold of the session is lost, and
-// its holder can know that. Every request that ends the session on the servers is written after
-// `end` has returned.
-//
-// Close depends on that order: after closeSession, another session can be granted the lock within
-// a round trip. A session that ends in another way lives on for a tenth of its timeout.
+// The method `end` ends the incarnation. When it returns, every hook of inc.Ended has returned, and
+// every holder can know its loss. Every request that ends the session on the servers is written after
+// that: after closeSession, another session can be granted the lock within a round trip.
 func (inc *Incarnation) end(cause error) {
 	inc.cancel(cause)
 	inc.Ended.End(inc.Loss())

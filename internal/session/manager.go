@@ -19,10 +19,7 @@ import (
 )
 
 // A Manager opens one incarnation after another, until the Manager is closed or fails permanently.
-// It is the inside of a [Session].
-//
-// This file has that loop, the life of the manager's goroutines, and its reports to the observer.
-// Requests and holds belong to an Incarnation.
+// It is the inside of a [Session]. Requests and holds belong to an Incarnation.
 type Manager struct {
 	Config Config
 	Owner  []byte   // Config.Owner in the form in which it is stored; never changed
@@ -185,10 +182,9 @@ func (m *Manager) Until(ctx context.Context, over <-chan struct{}) (until contex
 // context; its caller may hold a mutex. After the last call of `end`, the caller must call the
 // function `rest`, and must hold no mutex in that call.
 //
-// Reason: when a context ends, it calls Done and Value of its parent. The argument ctx is the
-// user's. So the parent of the new context is another context of this package, and only the
-// function `rest` calls methods of ctx. A context that is made from the new context calls no method
-// of ctx when it ends, or it ends in a goroutine of its own.
+// Reason: when a context ends, it calls methods of its parent. So only `rest` ends a context whose
+// parent is ctx, which is the user's. A context that is made from the new context calls no method of
+// ctx when it ends, or it ends in a goroutine of its own.
 func EndingContext(ctx context.Context) (_ context.Context, end context.CancelCauseFunc, rest context.CancelFunc) {
 	ours, rest := context.WithCancel(ctx)
 	ctx, end = context.WithCancelCause(ours)
@@ -196,8 +192,8 @@ func EndingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 }
 
 // WhileOpen calls f, a wait for other clients. The context of f is like ctx, but it also ends when
-// Close begins. Then the error is ErrClosed. The session may live on for the functions of the program.
-// A function may need the end of the wait. And other processes must not count this process as present.
+// Close begins: a function for which Close waits may need the end of the wait, and other processes
+// must not count this process as present. Then the error is ErrClosed.
 func (m *Manager) WhileOpen(ctx context.Context, f func(ctx context.Context) error) error {
 	until, end, rest := EndingContext(ctx)
 	defer rest()
@@ -306,8 +302,7 @@ func (m *Manager) Bare(p string) string {
 
 // The method `enter` records a change of state, and an event that `tell` will pass to the observer.
 // If inc has ended, `enter` changes nothing, and returns false: from then on, only the manager
-// itself (inc is nil) changes the state. All changes are made under mu, so the last change by an
-// incarnation comes before the manager's own changes.
+// itself (inc is nil) changes the state.
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -327,8 +322,7 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 }
 
 // The method `tell` passes the recorded events to the observer: one at a time, in order, and
-// without a lock. It also passes the events that other goroutines, or the observer itself, record
-// while it runs.
+// without a lock. It also passes the events that are recorded while it runs.
 func (m *Manager) tell() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -96,9 +96,8 @@ func (inc *Incarnation) longestDelay() time.Duration {
 	if inc.ID.Load() == 0 {
 		return math.MaxInt64
 	}
-	// The session must not expire because the client still waits when a server is reachable again, or
-	// because the client makes too few attempts. This delay allows about 30 attempts before the
-	// session expires, and twice as many if there are holds.
+	// The session must not expire because the client makes too few attempts. This delay allows about 30
+	// attempts before the session expires, and twice as many if there are holds.
 	parts := time.Duration(8)
 	if inc.staked() {
 		parts = 16

@@ -29,10 +29,9 @@ func deletion(path string, version int32) call[struct{}] {
 }
 
 // The function `flush` returns a write that changes nothing: it deletes a znode that does not exist.
-// The leader answers writes in the order in which it has received requests. A read that follows over
-// the same connection sees the results of all these requests of the session. If the client has no
-// permission for the deletion, its server may answer without the leader. Then the read is only as
-// new as the sync that the caller sends with the write.
+// A read that follows over the same connection sees the results of all requests of the session that
+// the leader has received before. If the client has no permission for the deletion, its server may
+// answer without the leader. Then the read is only as new as the sync that the caller sends with it.
 func flush(nobody string) call[struct{}] {
 	c := deletion(nobody, -1)
 	c.moot = true
@@ -109,10 +108,9 @@ func (p *pending[T]) Fail(err error) {
 	p.Finish()
 }
 
-// The method `then` registers an heir, which is called once, when p.Done is closed. So no goroutine
-// needs to wait for the reply after the caller has left. The heir is called at the latest when the
-// session has ended and its connection is down: then a request without a reply fails. A request has
-// at most one heir.
+// The method `then` registers the heir, so no goroutine needs to wait for the reply after the caller
+// has left. The heir is called at the latest when the session has ended and its connection is down:
+// then a request without a reply fails. A request has at most one heir.
 func (p *pending[T]) then(heir func(err error)) {
 	p.mu.Lock()
 	over := IsClosed(p.Done)

@@ -26,9 +26,8 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 			return zero, CtxErr(ctx)
 		}
 	}
-	// The reply may have come at the moment at which the incarnation ended. Wait returns the reply
-	// even then, because it shows a past state. A caller that grants a hold because of the reply
-	// calls Alive first.
+	// The reply may have come at the moment at which the incarnation ended. Wait returns it even then: a
+	// caller that grants a hold because of the reply calls Alive first.
 	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
 		return zero, ErrEnded
 	}
@@ -37,11 +36,7 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 
 // The function `start` sends a request of this incarnation as soon as there is a connection, and
 // returns without waiting for the reply. The servers may execute the request even if the caller
-// leaves. So a caller that leaves passes the `pending` to a function that undoes the effect of the
-// request.
-//
-// When `start` returns, the place of the request in the order of its connection is fixed: the
-// server executes the requests of one connection in that order.
+// leaves. When `start` returns, the place of the request in the order of its connection is fixed.
 func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
 	l, err := inc.openConn(ctx)
 	if err != nil {
@@ -95,10 +90,9 @@ var errAgain = errors.New("zsync: BUG: to be tried again")
 // `repeat` returns the first reply: nil, or an error of the server. If ctx or the incarnation ends
 // first, `repeat` returns CtxErr or ErrEnded.
 //
-// If the operation must not be applied twice, f records whether an attempt has no reply (its outcome
-// is Unknown). Such an attempt may have been applied, or may still be applied, unless a later reply
-// excludes that. So it may have caused a later refusal. If `repeat` fails after such an attempt, the
-// caller must undo the operation.
+// If the operation must not be applied twice, f records whether an attempt has no reply. Such an
+// attempt may be applied at any time, unless a later reply excludes that, and may cause a later
+// refusal. If `repeat` fails after such an attempt, the caller must undo the operation.
 func (inc *Incarnation) repeat(ctx context.Context, f func() error) error {
 	for try := 0; ; try++ {
 		err := f()

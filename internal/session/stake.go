@@ -37,16 +37,15 @@ func (s *Stake) Drop() {
 }
 
 // Stake is the last step before a caller learns of a hold through the session. It returns when the
-// session is confirmed for some time to come. It returns at once if the session recently had a
-// stake, is new, or is used for writes. Otherwise it costs one or two requests: a session without
-// holds only sends pings, and they prove nothing about the leader.
+// session is confirmed for some time to come: at once if the session recently had a stake, is new, or
+// is used for writes. Otherwise it costs one or two requests, because pings prove nothing about the
+// leader.
 //
 // If the present connection continues the session, a write must also have been answered over that
-// connection. The connection began with a sync, which is not enough: a leader answers a sync of its
-// own client before it has applied all transactions that its followers know to be committed. The
-// event that gave the caller its turn may have come over another connection. So a read over this
-// connection may be older than that event. A read after a write is not older. A connection that is
-// made while there are stakes begins with a write.
+// connection. The event that gave the caller its turn may have come over another connection, and a
+// read over this one may be older. The sync with which it began is not enough: a leader answers a
+// sync of its own client before it has applied all transactions that its followers know to be
+// committed.
 //
 // The error is ErrEnded, or the error of ctx or of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
@@ -57,13 +56,9 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		}
 		inc.LeaseMu.Lock()
 		now := time.Now()
-		// The session is alive if it is confirmed for longer than the time `enough`, unless this process
-		// has ended it.
 		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
 			inc.stakes++
-			// The watchdog looks every tenth of the timeout. This stake may begin with little time
-			// left. So wake the watchdog if a request is due, or the confirmation ends, before the
-			// watchdog would look.
+			// Wake the watchdog if a request is due, or the confirmation ends, before it would look.
 			_, due := inc.Lease.Next(now, false)
 			due = min(due, inc.Lease.Confirmed(now))
 			inc.LeaseMu.Unlock()
@@ -87,8 +82,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		ready := inc.Lease.Wrote() && inc.Lease.Confirmed(time.Now()) > enough
 		inc.LeaseMu.Unlock()
 		if q == nil && ready {
-			// Another goroutine's inquiry was answered since the check above. The next inquiry is
-			// due in a quarter of the timeout, and this caller need not wait for it.
+			// Another goroutine's inquiry was answered since the check above.
 			continue
 		}
 		var answered <-chan struct{}
@@ -101,9 +95,8 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		// Several cases may be ready at once; whichever is picked, the next pass checks them all.
 		select {
 		case <-answered:
-			// If the inquiry was lost with its connection, it has confirmed nothing. The hold would begin
-			// with little time left and without a connection, so the loop continues. It also continues after
-			// a write, if a sync can now confirm a later time without a further wait.
+			// If the inquiry was lost with its connection, it has confirmed nothing, so the loop continues. It
+			// also continues after a write, if a sync can now confirm a later time without a further wait.
 			if proved(q) && !(q.call.op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}
@@ -134,11 +127,10 @@ func proved(q *pending[struct{}]) bool {
 	return q.err == nil || q.call.op == wire.OpDelete && IsNoNode(q.err)
 }
 
-// The method `inquire` returns the inquiry under way, or starts an inquiry if one is due. An inquiry
-// is a request that confirms the session. In both cases, `wait` is the time until the client should
-// leave a server that proves nothing. If none is due, or there is no connection, inquire returns nil,
-// and the time after which to call inquire again. If `urgent` is set, an inquiry is due as soon as it
-// can confirm a later time.
+// The method `inquire` returns the inquiry under way, or starts one if it is due. An inquiry is a
+// request that confirms the session. In both cases, `wait` is the time until the client should leave a
+// server that proves nothing. Otherwise, inquire returns nil, and the time after which to call it
+// again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
 func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Duration) {
 	up := IsClosed(inc.connection())
 	inc.LeaseMu.Lock()
@@ -167,16 +159,14 @@ func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Du
 	}
 	q = newPending(c)
 	inc.asking = q
-	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which the connection
-	// needs to record the sending.
+	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which `sending` needs.
 	inc.Manager.Spawn(func() { inc.newestConn().Send(q) })
 	return q, inc.patienceLocked(now)
 }
 
 // patienceLocked returns the time until the client should leave a server that proves nothing. The
-// first inquiry sets the limit: half of the time is for this server, the rest is for others. A
-// refusal leaves the limit as it is. So a server that refuses every inquiry is left as early as a
-// silent server.
+// first inquiry sets the limit: half of the time is for this server, the rest is for others. A server
+// that refuses every inquiry is left as early as a silent server.
 func (inc *Incarnation) patienceLocked(now time.Time) time.Duration {
 	if inc.leaveBy.IsZero() {
 		left := inc.Lease.Confirmed(now)
@@ -264,8 +254,7 @@ func (inc *Incarnation) staked() bool {
 }
 
 // dialLimit is the longest time to reach a server and receive its answer to the handshake. Servers
-// that have not been tried share the remaining time equally. One share is for another attempt: a
-// server that has refused may accept by then, and the last untried server may hang.
+// that have not been tried share the remaining time equally. One share is for another attempt.
 func (inc *Incarnation) dialLimit() time.Duration {
 	timeout := time.Duration(inc.Timeout.Load())
 	limit := timeout / 3 // no hold can be lost yet
