@@ -127,18 +127,17 @@ type Conn struct {
 	head     [replyHeader]byte
 	body     []byte // of the last reply; only the reading goroutine uses it
 
-	limit      time.Duration // the total time to dial the server and to receive its reply to the handshake
-	hardLimit  time.Time     // the time at which `limit` is over
-	id         int64         // of the session
-	timeout    time.Duration // of the session; it does not change after the handshake
-	asked      time.Time     // the time at which the handshake was sent
-	trip       time.Duration // the time from `asked` to the reply
-	lastZxid   int64         // the newest zxid that the session had seen before the handshake
-	began      atomic.Bool   // the handshake is over, and the connection takes requests
-	ends       atomic.Bool   // the client has asked the server to end a session
-	closeOnce  sync.Once
-	closeError error
-	closed     chan struct{} // closed by Close
+	limit     time.Duration // the total time to dial the server and to receive its reply to the handshake
+	hardLimit time.Time     // the time at which `limit` is over
+	id        int64         // of the session
+	timeout   time.Duration // of the session; it does not change after the handshake
+	asked     time.Time     // the time at which the handshake was sent
+	trip      time.Duration // the time from `asked` to the reply
+	lastZxid  int64         // the newest zxid that the session had seen before the handshake
+	began     atomic.Bool   // the handshake is over, and the connection takes requests
+	ends      atomic.Bool   // the client has asked the server to end a session
+	closeOnce sync.Once
+	closed    chan struct{} // closed by Close
 
 	wmu   sync.Mutex // held while a packet gets its place in the order; locked before Watches.Mu
 	out   []byte     // packets that are not written yet; guarded by wmu
@@ -363,7 +362,7 @@ func (c *Conn) writeOut(p []byte) {
 	if err != nil {
 		// The server may have received only a part of the packets, so the connection must end. Before that,
 		// the reader can read the server's last packets, which may give the reason.
-		time.AfterFunc(lastWords, func() { c.Close() })
+		time.AfterFunc(lastWords, c.Close)
 	}
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -737,7 +736,11 @@ func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 		return true
 	}
 	p := wire.AppendString(c.begin(nil, wire.OpRemoveWatches), key.Path)
-	c.out = append(c.out, wire.EndPacket(wire.AppendInt32(p, key.Kind.watcherType()))...)
+	kind := int32(2) // of data watches, and of watches by an exists request
+	if key.Kind == WatchChildren {
+		kind = 1
+	}
+	c.out = append(c.out, wire.EndPacket(wire.AppendInt32(p, kind))...)
 	c.wroteLocked()
 	c.s.Requests.Add(1)
 	return true
@@ -784,7 +787,7 @@ func (c *Conn) deadline(due time.Time) {
 // that it has not sent yet: otherwise a server could receive a write long after the client has left
 // it, and the argument for the trail of package session would be wrong. If the client has asked for
 // the end of the session, late writes do no harm.
-func (c *Conn) Close() error {
+func (c *Conn) Close() {
 	c.closeOnce.Do(func() {
 		close(c.closed)
 		socket := c.Conn
@@ -794,9 +797,8 @@ func (c *Conn) Close() error {
 		if l, ok := socket.(interface{ SetLinger(sec int) error }); ok && !c.ends.Load() {
 			l.SetLinger(0)
 		}
-		c.closeError = socket.Close()
+		socket.Close()
 	})
-	return c.closeError
 }
 
 // ownerOf returns the session that owns the znode, or 0, from the reply to a read with a watch.

@@ -37,14 +37,6 @@ func KindOfRead(op int32) (kind WatchKind, ok bool) {
 	return 0, false
 }
 
-// watcherType returns the WatcherType of a removeWatches request.
-func (k WatchKind) watcherType() int32 {
-	if k == WatchChildren {
-		return 1 // Children
-	}
-	return 2 // the type of data watches, and of watches by an exists request
-}
-
 type WatchKey struct {
 	Kind WatchKind
 	Path string // as the server knows it

@@ -217,17 +217,17 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 		paths = paths[:1]
 	}
 	over := watches.Connection()
-	looks, err := inc.LookAtAll(ctx, paths...)
+	stats, errs, err := inc.LookAtAll(ctx, paths...)
 	if err != nil {
 		return false, 0, err
 	}
-	if len(looks) > 1 {
-		if err := c.standsBy(looks[1]); err != nil {
+	if len(errs) > 1 {
+		if err := c.standsBy(stats[1], errs[1]); err != nil {
 			return false, 0, err
 		}
 	}
-	if gone = session.IsNoNode(looks[0].Err); !gone {
-		return false, 0, looks[0].Err
+	if gone = session.IsNoNode(errs[0]); !gone {
+		return false, 0, errs[0]
 	}
 	if watches.Connection() != over {
 		over = 0 // the connection has changed: perhaps the reply came over the new connection

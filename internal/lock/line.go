@@ -197,18 +197,18 @@ func (c *Claim) standsStill(ctx context.Context) error {
 // watch. If the holder writes the znode for a fencing token, the watch does not fire.
 func (c *Claim) mustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
-	return c.standsBy(session.Look{Stat: stat, Err: err})
+	return c.standsBy(stat, err)
 }
 
-// standsBy is like mustStand, but does not read the znode: the argument l is the result of a read
-// by the caller.
-func (c *Claim) standsBy(l session.Look) error {
+// standsBy is like mustStand, but does not read the znode: its arguments are the result of a read by
+// the caller.
+func (c *Claim) standsBy(stat *zk.Stat, err error) error {
 	switch {
-	case session.IsNoNode(l.Err):
+	case session.IsNoNode(err):
 		return session.ErrVanished
-	case l.Err != nil:
-		return l.Err
-	case l.Stat.EphemeralOwner != c.Incarnation.ID.Load():
+	case err != nil:
+		return err
+	case stat.EphemeralOwner != c.Incarnation.ID.Load():
 		return session.ErrVanished // if another session owns the znode, it is another client's copy
 	}
 	return nil

@@ -75,10 +75,8 @@ func (p *place) await(ctx context.Context) (err error) {
 		for _, path := range paths {
 			watches = append(watches, p.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path}))
 		}
-		looks, err := p.inc.LookAtAll(ctx, paths...)
-		for _, l := range looks {
-			err = cmp.Or(err, l.Err)
-		}
+		_, errs, err := p.inc.LookAtAll(ctx, paths...)
+		err = cmp.Or(append(errs, err)...)
 		if err == nil {
 			err = p.inc.AwaitAny(ctx, watches, time.Time{})
 		}

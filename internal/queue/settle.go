@@ -320,9 +320,9 @@ func (c *claimant) thereOf(inc *session.Incarnation, es []*entry) (there int, er
 	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
 		return 0, err
 	}
-	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
-	for _, l := range looks {
-		if !session.IsNoNode(l.Err) {
+	_, errs, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
+	for _, e := range errs {
+		if !session.IsNoNode(e) {
 			there++
 		}
 	}

@@ -134,24 +134,18 @@ func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists []
 	return lists, nil
 }
 
-// A Look is the result of listing a znode's children. It shows whether the znode exists.
-type Look struct {
-	Stat *zk.Stat
-	Err  error
-}
-
-// LookAtAll lists the children of several znodes in one round trip. If a caller has joined the
-// watch on a znode's children, the listing sets that watch. LookAtAll returns an error if a request
-// was not answered.
-func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (looks []Look, err error) {
+// LookAtAll lists the children of several znodes in one round trip, and returns the Stat of each znode
+// and the error of each listing. If a caller has joined the watch on a znode's children, the listing
+// sets that watch. LookAtAll returns `err` if a request was not answered.
+func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (stats []*zk.Stat, errs []error, err error) {
 	var listed []*pending[listing]
 	if err := inc.retryAll(ctx, func(b *batch) { listed = addEach(b, paths, childrenCall) }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, l := range listed {
-		looks = append(looks, Look{l.val.stat, l.err})
+		stats, errs = append(stats, l.val.stat), append(errs, l.err)
 	}
-	return looks, nil
+	return stats, errs, nil
 }
 
 // ChildrenFresh is Children with a result that is not older than the call, in one round trip.

@@ -218,7 +218,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	}
 	got, err := c.Connect(ask, now)
 	if err != nil {
-		if ask.ID != 0 && !closedByServer(err) {
+		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // by the server
+		if ask.ID != 0 && !closed {
 			inc.trail.unanswered(c.Addr)
 		}
 		return err
@@ -259,11 +260,6 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	inc.LeaseMu.Unlock()
 	inc.ID.Store(got.ID)
 	return nil
-}
-
-// closedByServer reports whether the server has closed the connection.
-func closedByServer(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // The method `accept` processes a server's reply to the connect request. It refuses a reply that

@@ -64,23 +64,18 @@ func (m *Manager) Close() {
 	wait := m.functionsLocked() > 0
 	m.mu.Unlock()
 	if wait {
-		m.releaseBare()
+		// Other sessions need not wait for the functions. From now on, Incarnation.Stake refuses new holds.
+		// A hold that is granted in spite of this releases itself.
+		for _, h := range m.newest().Ended.Owners() {
+			if h, ok := h.(interface{ ReleaseBare() }); ok {
+				h.ReleaseBare()
+			}
+		}
 	}
 	m.awaitFunctions()
 	m.sayFarewell()
 	m.fail(ErrClosed)
 	<-m.ended
-}
-
-// releaseBare releases the holds without a function, so that other sessions need not wait for the
-// functions. From now on, Incarnation.Stake refuses new holds. A hold that is granted in spite of
-// this releases itself.
-func (m *Manager) releaseBare() {
-	for _, h := range m.newest().Ended.Owners() {
-		if h, ok := h.(interface{ ReleaseBare() }); ok {
-			h.ReleaseBare()
-		}
-	}
 }
 
 // awaitFunctions waits until the functions have returned, for at most CloseTimeout. Until then, the

@@ -192,8 +192,8 @@ func EndingContext(ctx context.Context) (_ context.Context, end context.CancelCa
 }
 
 // WhileOpen calls f, a wait for other clients. The context of f is like ctx, but it also ends when
-// Close begins: a function for which Close waits may need the end of the wait, and other processes
-// must not count this process as present. Then the error is ErrClosed.
+// Close begins, with the error ErrClosed. Close may wait for a function that needs the end of the
+// wait. And other processes must not count this process as present.
 func (m *Manager) WhileOpen(ctx context.Context, f func(ctx context.Context) error) error {
 	until, end, rest := EndingContext(ctx)
 	defer rest()

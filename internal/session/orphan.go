@@ -62,7 +62,7 @@ func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	}
 	c := conn.New(&inc.conns, socket, addr, limit, deadline)
 	defer c.Close()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
+	defer context.AfterFunc(ctx, c.Close)()
 	m.Requests.Add(1)
 	return c.End(ctx, w)
 }
