@@ -133,7 +133,6 @@ type Conn struct {
 	timeout   time.Duration // of the session; it does not change after the handshake
 	asked     time.Time     // the time at which the handshake was sent
 	trip      time.Duration // the time from `asked` to the reply
-	lastZxid  int64         // the newest zxid that the session had seen before the handshake
 	began     atomic.Bool   // the handshake is over, and the connection takes requests
 	ends      atomic.Bool   // the client has asked the server to end a session
 	closeOnce sync.Once

@@ -31,12 +31,12 @@ type Hello struct {
 // Connect asks the server to open the session, or to continue it, and returns the reply. The
 // argument `asked` is the time of the call.
 func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
-	c.lastZxid, c.asked = c.s.replied.Load(), asked
+	c.asked = asked
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
 	// The credentials are sent with the handshake, which saves a round trip.
-	out := wire.Connect(c.lastZxid, ask.Timeout, ask.ID, ask.Password)
+	out := wire.Connect(c.s.replied.Load(), ask.Timeout, ask.ID, ask.Password)
 	if c.s.SASL == nil { // with SASL, Begin sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
 	}
@@ -98,7 +98,7 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	if continued && c.s.Confirm() {
 		out = append(out, c.confirmPacket()...)
 	}
-	portions := c.s.Watches.resend(c.lastZxid)
+	portions := c.s.Watches.resend(c.s.replied.Load()) // as in the handshake: no request has been answered since
 	atOnce := min(len(portions), portionsAhead)
 	for _, p := range portions[:atOnce] {
 		out = append(out, p...)

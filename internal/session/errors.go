@@ -42,6 +42,9 @@ var (
 // ErrLost.
 var ErrEnded = errors.New("incarnation ended")
 
+// errUnserved matches the error of a context that has ended while no server answered.
+var errUnserved = errors.New("no server answered")
+
 // ErrVanished means that another client has deleted a znode of this client.
 var ErrVanished = errors.New("own znode vanished")
 
@@ -57,10 +60,26 @@ func CtxErr(ctx context.Context) error {
 
 // A ctxError is the error of a context that has ended. It matches both the context's Err and its
 // cause.
-type ctxError struct{ err, cause error }
+type ctxError struct {
+	err, cause error
+	unserved   bool  // it matches errUnserved
+	last       error // why the last attempt to reach a server failed, or nil
+}
 
-func (e *ctxError) Error() string   { return e.cause.Error() }
+func (e *ctxError) Error() string {
+	switch {
+	case !e.unserved:
+		return e.cause.Error()
+	case e.last == nil:
+		return "no server answered: " + e.cause.Error()
+	}
+	return fmt.Sprintf("no server answered (last attempt: %v): %v", e.last, e.cause)
+}
+
+// Unwrap leaves out `last`, which is not the result of a request.
 func (e *ctxError) Unwrap() []error { return []error{e.cause, e.err} }
+
+func (e *ctxError) Is(target error) bool { return e.unserved && target == errUnserved }
 
 // A worded error matches another error, but has a text of its own.
 type worded struct {
@@ -73,22 +92,6 @@ func (e *worded) Unwrap() error { return e.err }
 
 // Worded returns an error with this text that matches err.
 func Worded(text string, err error) error { return &worded{text, err} }
-
-// An unservedError is the error of a context that has ended while no server answered.
-type unservedError struct {
-	end  error
-	last error // why the last attempt to reach a server failed, or nil
-}
-
-func (e *unservedError) Error() string {
-	if e.last == nil {
-		return "no server answered: " + e.end.Error()
-	}
-	return fmt.Sprintf("no server answered (last attempt: %v): %v", e.last, e.end)
-}
-
-// Unwrap leaves out `last`, which is not the result of a request.
-func (e *unservedError) Unwrap() error { return e.end }
 
 func isCtxError(err error) bool {
 	var e *ctxError

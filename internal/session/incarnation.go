@@ -46,7 +46,6 @@ type Incarnation struct {
 	own     sync.Map                 // by path: the last sighting of the znode of a shared Creation
 	first   chan struct{}            // closed when the first handshake has succeeded
 	gone    chan struct{}            // closed when `serve` has returned
-	drain   sync.Once                // `shut` does its work once
 	over    atomic.Bool              // the servers have confirmed the end of the session, for which the client has asked
 
 	ephemerals ephemerals
@@ -104,15 +103,6 @@ func newIncarnation(m *Manager) *Incarnation {
 		inc.conns.Deleted = m.Trace.Gone
 	}
 	return inc
-}
-
-// The method `start` begins to connect.
-func (inc *Incarnation) start() {
-	inc.Manager.Spawn(func() {
-		defer close(inc.gone)
-		inc.serve()
-	})
-	inc.Manager.Spawn(inc.watchdog)
 }
 
 // The method `serve` keeps the session connected until it ends. Only the goroutine of `serve` reads
@@ -450,39 +440,36 @@ func (inc *Incarnation) seal(cause error) {
 	}
 }
 
-// The method `shut` ends the incarnation, and waits until every part of it has ended. If the
+// The method `shut` is called once. It ends the incarnation, and waits until `serve` has returned. If the
 // session is alive and connected, `shut` also closes it on the server, which deletes the session's
 // ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
-	inc.drain.Do(func() {
-		inc.end(ErrClosed)     // the first cause stays
-		inc.last <- struct{}{} // `lastly` has returned, and later calls of `lastly` take the other branch
-		down := inc.Disconnection()
-		if left := inc.abandoned.Load(); left != nil {
-			// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
-			// connection, endOrphan waits for the same time. If the session expires first, holders have had
-			// LossTime, too: when the session was abandoned, the servers had to keep it for longer. A caller
-			// of Close gives up its holds itself, so Close waits for no holder.
-			select {
-			case <-time.After(time.Until(left.Add(inc.LossTime()))):
-			case <-down:
-			case <-inc.Manager.Over:
-			}
+	inc.end(ErrClosed)     // the first cause stays
+	inc.last <- struct{}{} // `lastly` has returned, and later calls of `lastly` take the other branch
+	down := inc.Disconnection()
+	if left := inc.abandoned.Load(); left != nil {
+		// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
+		// connection, endOrphan waits for the same time. If the session expires first, holders have had
+		// LossTime, too: when the session was abandoned, the servers had to keep it for longer. A caller
+		// of Close gives up its holds itself, so Close waits for no holder.
+		select {
+		case <-time.After(time.Until(left.Add(inc.LossTime()))):
+		case <-down:
+		case <-inc.Manager.Over:
 		}
-		if !IsClosed(down) {
-			inc.newestConn().Bye()
-			AwaitFor(inc.gone, time.Second)
-		}
-		inc.seal(ErrClosed)
-		<-inc.gone // a handshake may have read its reply before `seal`, and then calls `abandon`
-		// Perhaps there was no connection, so no server was asked to end the session. Or the server
-		// that was asked is silent. In both cases, endOrphan asks another server. If the silent
-		// server forwards the request later, that ends the same session.
-		if left := inc.abandoned.Load(); left != nil && !inc.over.Load() {
-			inc.Manager.Spawn(func() { inc.endOrphan(*left) })
-		}
-	})
-	<-inc.gone
+	}
+	if !IsClosed(down) {
+		inc.newestConn().Bye()
+		AwaitFor(inc.gone, time.Second)
+	}
+	inc.seal(ErrClosed)
+	<-inc.gone // a handshake may have read its reply before `seal`, and then calls `abandon`
+	// Perhaps there was no connection, so no server was asked to end the session. Or the server
+	// that was asked is silent. In both cases, endOrphan asks another server. If the silent
+	// server forwards the request later, that ends the same session.
+	if left := inc.abandoned.Load(); left != nil && !inc.over.Load() {
+		inc.Manager.Spawn(func() { inc.endOrphan(*left) })
+	}
 }
 
 // The method `lastly` calls f, which ends the session over a connection that was made during Close.

@@ -32,16 +32,16 @@ func (m *Manager) Connect(ctx context.Context) error {
 	}
 	m.fail(ErrClosed)
 	AwaitFor(m.ended, Grace) // a dialer that hangs ends by itself
-	u := (*unservedError)(nil)
+	u := (*ctxError)(nil)
 	switch {
-	case !errors.As(err, &u):
+	case !errors.As(err, &u) || !u.unserved:
 		return err
 	case u.last == nil:
-		return u.end
+		return u.err
 	case conn.RefusesTLS(u.last):
-		return fmt.Errorf("%w (last attempt: %w)", u.end, u.last)
+		return fmt.Errorf("%w (last attempt: %w)", u.err, u.last)
 	}
-	return fmt.Errorf("%w (last attempt: %v)", u.end, u.last) // not wrapped: it may be the error of another context than the caller's
+	return fmt.Errorf("%w (last attempt: %v)", u.err, u.last) // not wrapped: it may be the error of another context than the caller's
 }
 
 // Close ends the session permanently, and returns when all goroutines of m have ended.

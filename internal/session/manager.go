@@ -111,7 +111,11 @@ func (m *Manager) run() {
 		close(m.changed)
 		m.changed = make(chan struct{})
 		m.mu.Unlock()
-		inc.start()
+		m.Spawn(func() {
+			defer close(inc.gone)
+			inc.serve()
+		})
+		m.Spawn(inc.watchdog)
 		select {
 		case <-inc.Ctx.Done():
 		case <-m.Over:
@@ -453,14 +457,14 @@ func (m *Manager) Outage() <-chan struct{} {
 func (m *Manager) unserved(err error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return &unservedError{err, m.lately}
+	return &ctxError{err: err, cause: err, unserved: true, last: m.lately}
 }
 
 // Explained returns err. If err is the end of ctx, and no connection serves the session now, the
 // result also says that no server answered, and why.
 func (m *Manager) Explained(ctx context.Context, err error) error {
 	ended := err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
-	if !ended || errors.As(err, new(*unservedError)) || !IsClosed(m.Outage()) {
+	if !ended || errors.Is(err, errUnserved) || !IsClosed(m.Outage()) {
 		return err
 	}
 	return m.unserved(err)

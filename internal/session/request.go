@@ -101,7 +101,7 @@ func (inc *Incarnation) repeat(ctx context.Context, f func() error) error {
 			continue
 		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
 			return err
-		case ctx.Err() != nil && errors.As(err, new(*unservedError)):
+		case ctx.Err() != nil && errors.Is(err, errUnserved):
 			return err
 		case ctx.Err() != nil:
 			return CtxErr(ctx)
