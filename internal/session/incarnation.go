@@ -46,14 +46,13 @@ type Incarnation struct {
 	own     sync.Map                 // by path: the last sighting of the znode of a shared Creation
 	first   chan struct{}            // closed when the first handshake has succeeded
 	gone    chan struct{}            // closed when `serve` has returned
-	over    atomic.Bool              // the servers have confirmed the end of the session, for which the client has asked
+	over    bool                     // the servers have confirmed the end of the session, for which the client has asked
 
 	ephemerals ephemerals
 
 	abandoned atomic.Pointer[time.Time] // when the session was abandoned; nil before that; never changes once set
 
 	mu   sync.Mutex
-	conn *conn.Conn    // the newest connection, or nil; guarded by mu
 	up   chan struct{} // closed while a connection serves the session; guarded by mu
 	down chan struct{} // closed while no connection serves the session; guarded by mu
 
@@ -63,7 +62,6 @@ type Incarnation struct {
 	asking   *pending[struct{}] // the last inquiry, or nil; guarded by LeaseMu
 	askAfter time.Time          // there is no inquiry before this time; guarded by LeaseMu
 	leaveBy  time.Time          // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
-	password []byte             // of the session; guarded by LeaseMu
 
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
@@ -73,8 +71,10 @@ type Incarnation struct {
 	last    chan struct{} // has a token while `lastly` runs; `shut` puts a token in and leaves it there
 	largest atomic.Int64  // size, in bytes, of the largest znode in recent bundles
 
-	conns conn.Shared // the data that the session's connections share
-	trail trail
+	conns    conn.Shared               // the data that the session's connections share
+	conn     atomic.Pointer[conn.Conn] // the newest connection, or nil
+	password []byte                    // of the session; used by `serve`, and after it by endOrphan
+	trail    trail
 }
 
 // newIncarnation returns a session that is not established until `first` is closed.
@@ -148,7 +148,7 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	m := inc.Manager
 	switch {
 	case err == conn.ErrEnded:
-		inc.over.Store(true)
+		inc.over = true
 	case (err == zk.ErrSessionMoved || err == zk.ErrSessionExpired) && inc.Ctx.Err() == nil:
 		m.Pace.again() // the next handshake decides: see conn.Conn.disowned
 	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
@@ -179,11 +179,9 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 		return nil, err
 	}
 	c := conn.New(&inc.conns, socket, addr, limit, deadline)
-	inc.mu.Lock()
-	inc.conn = c
-	inc.mu.Unlock()
+	inc.conn.Store(c)
 	// A session must not be opened after the end. Either this check sees the end of the incarnation, or
-	// the goroutine that ends it sees this connection: `end` runs before `seal` reads inc.conn.
+	// the goroutine that ends it sees this connection: `end` runs before `seal` loads inc.conn.
 	if inc.Ctx.Err() != nil {
 		return c, net.ErrClosed
 	}
@@ -200,8 +198,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	ask, now := conn.Hello{ID: inc.ID.Load(), Timeout: inc.Manager.Config.Timeout}, time.Now()
 	if ask.ID != 0 {
 		ask.Timeout = time.Duration(inc.Timeout.Load())
-		inc.LeaseMu.Lock()
 		ask.Password = inc.password
+		inc.LeaseMu.Lock()
 		inc.Lease.Trying(now, inc.Manager.leastGrant(c.Addr, ask.Timeout))
 		inc.LeaseMu.Unlock()
 		inc.wake() // the session may now end before the watchdog would look
@@ -245,9 +243,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	}
 	// The incarnation gets its id only here. If the connection breaks before the credentials are
 	// answered, the next handshake asks for a new session.
-	inc.LeaseMu.Lock()
 	inc.password = got.Password
-	inc.LeaseMu.Unlock()
 	inc.ID.Store(got.ID)
 	return nil
 }
@@ -432,10 +428,7 @@ func (inc *Incarnation) fail(err error) {
 // the socket, so that no queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
-	inc.mu.Lock()
-	c := inc.conn
-	inc.mu.Unlock()
-	if c != nil {
+	if c := inc.newestConn(); c != nil {
 		c.Close()
 	}
 }
@@ -467,7 +460,7 @@ func (inc *Incarnation) shut() {
 	// Perhaps there was no connection, so no server was asked to end the session. Or the server
 	// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 	// server forwards the request later, that ends the same session.
-	if left := inc.abandoned.Load(); left != nil && !inc.over.Load() {
+	if left := inc.abandoned.Load(); left != nil && !inc.over {
 		inc.Manager.Spawn(func() { inc.endOrphan(*left) })
 	}
 }
@@ -573,11 +566,7 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 }
 
 // newestConn returns the connection that was made last.
-func (inc *Incarnation) newestConn() *conn.Conn {
-	inc.mu.Lock()
-	defer inc.mu.Unlock()
-	return inc.conn
-}
+func (inc *Incarnation) newestConn() *conn.Conn { return inc.conn.Load() }
 
 // removeWatch asks the server to drop an idle watch.
 func (inc *Incarnation) removeWatch(key conn.WatchKey) {

@@ -23,9 +23,7 @@ import (
 // expired by itself, or the Session is closed: Close does not wait for endOrphan.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
-	inc.LeaseMu.Lock()
 	w := conn.Hello{ID: inc.ID.Load(), Password: inc.password, Timeout: time.Duration(inc.Timeout.Load())}
-	inc.LeaseMu.Unlock()
 	if w.ID == 0 {
 		return // there was no session
 	}

@@ -231,7 +231,7 @@ func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Tim
 func (inc *Incarnation) hangUp() {
 	inc.startAnew()
 	inc.mu.Lock()
-	c, up := inc.conn, IsClosed(inc.up)
+	c, up := inc.newestConn(), IsClosed(inc.up) // no newer connection is stored while inc.up is closed
 	inc.mu.Unlock()
 	// If the connection is replaced before Close, Close has no effect: `serve` has closed it.
 	if up {
