@@ -48,12 +48,7 @@ type WatchKey struct {
 // time. To watch a znode, call `Join`, then read the znode, then wait for `Fired`. A watch is armed
 // if the server has it. If a key has a waiter and its watch is not armed, the connection sets the
 // watch flag of every read of the key. So every change after the state that a waiter has read fires
-// the watch: either the waiter's own read set the watch, or the server already had it. A watch
-// fires once. To see the next change, call `Join` and read again. A fired watch means only that the
-// waiter must read again.
-//
-// A new connection sets the armed watches again before any other request. The server answers with
-// the events that the client has missed. When the session ends, its Watches is no longer used.
+// the watch. A watch fires once: the waiter must then join another, and read again.
 //
 // A watch without a waiter is idle. Idle watches stay for later waiters, up to a limit. Beyond the
 // limit, the client asks the server to remove idle watches.
@@ -114,10 +109,8 @@ type Watch struct {
 	ToldOn  int64 // number of the connection on which the event came
 	missing bool  // it was set by an `exists` request that found no znode
 
-	// Ours is true if the read that armed the watch has found an ephemeral znode of this session. An
-	// armed watch shows that a znode exists, but does not show the session that created it. Another
-	// client may have created a copy of this session's znode, and another waiter may have set the watch
-	// on that copy.
+	// Ours is true if the read that armed the watch has found an ephemeral znode of this session. Another
+	// client may have created a copy of the znode, and another waiter may have set the watch on the copy.
 	Ours bool
 }
 
@@ -153,9 +146,9 @@ func (h *Watches) Join(key WatchKey) *Watch {
 	return w
 }
 
-// Tell registers the callback `f`: `h` calls `f` when `w` fires. If `w` has fired already, `h`
-// calls `f` at once. A callback suits a waiter without a goroutine, or with too many watches for a
-// select. The caller of f holds h.Mu, so f must not block and must not call methods of h.
+// Tell registers f, for a waiter without a goroutine, or with too many watches for a select: `h` calls
+// f when `w` fires, or at once if `w` has fired already. The caller of f holds h.Mu, so f must not
+// block and must not call methods of h.
 func (h *Watches) Tell(w *Watch, owner any, f func()) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -200,9 +193,8 @@ func (h *Watches) tidyLocked() {
 	}
 }
 
-// Abandon replaces `Leave` for a waiter that the garbage collector has freed. The runtime calls
-// Abandon, so Abandon starts no goroutine. The next call of `Leave` starts the removal of surplus
-// idle watches.
+// Abandon replaces `Leave` for a waiter that the garbage collector has freed. The runtime calls it, so
+// it starts no goroutine. The next call of `Leave` removes surplus idle watches.
 func (h *Watches) Abandon(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -257,9 +249,8 @@ func (h *Watches) forget(key WatchKey) bool {
 	if key.Kind != WatchChildren && h.watches[other] != nil {
 		return false // the removal would also remove the other watch
 	}
-	// Some earlier reads carry the flag, and the removal also removes their watches. No waiter needs
-	// these watches, because `forget` has returned above if there is a waiter. A later waiter sends
-	// its read after the removal.
+	// The removal also removes the watches of earlier reads with the flag. There is no waiter for them,
+	// and a later waiter sends its read after the removal.
 	for _, a := range h.asks[key.onServer()] {
 		a.void = true
 	}
@@ -314,8 +305,7 @@ func (h *Watches) Fire(t zk.EventType, path string) {
 	switch t {
 	case zk.EventNodeCreated:
 		h.fireLocked(t, WatchKey{WatchExists, path})
-		// For the server, the data watch and the exists watch are the same watch. That watch has fired,
-		// so neither is armed now.
+		// For the server, the data watch and the exists watch are the same watch.
 		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.Armed {
 			h.fireLocked(t, w.Key)
 		}
@@ -345,9 +335,8 @@ func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
 	delete(h.Idle, key)
 }
 
-// Connection returns the number of the present connection. If there is no connection now, the
-// result is the number of the last one. On one connection, events and replies arrive in the order
-// of their transactions. An event arrives before every reply whose state includes the change.
+// Connection returns the number of the present connection, or of the last one. On one connection, an
+// event arrives before every reply whose state includes the change.
 func (h *Watches) Connection() int64 {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -376,9 +365,8 @@ func (h *Watches) All() []*Watch {
 }
 
 // The method `resend` is called for a new connection, before a watch is set or an event arrives on
-// that connection. One goroutine reads the connections one after the other, so all events of the
-// previous connection have been processed. The result is the packets that set all armed watches
-// again and ask for the events after `zxid`. The session's requests are sent after these packets.
+// it. All events of the previous connection have been processed, because one goroutine reads both. The
+// result is the packets that set all armed watches again and ask for the events after `zxid`.
 func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()

@@ -14,10 +14,9 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// AwaitGone waits until there is no znode at path. The call costs one request, which lists the
-// znode's children and sets a watch on them. An ephemeral znode has no children, so the watch fires
-// only when the znode is deleted. A change of its data, such as a fencing token, does not wake the
-// caller.
+// AwaitGone waits until there is no znode at path. It lists the znode's children and sets a watch on
+// them. An ephemeral znode has no children, so the watch fires only when the znode is deleted, and not
+// at a change of its data, such as a fencing token.
 func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 	return inc.WhileThere(ctx, path, func(*zk.Stat, *conn.Watch) error { return nil })
 }
@@ -94,12 +93,11 @@ func Offer[T any](ctx context.Context, inc *Incarnation, w *conn.Watch, out chan
 	}
 }
 
-// StayJoined keeps a caller that has joined w joined, while `owner` is in use. Without that, w would
-// be removed as idle. The caller or the garbage collector leaves w; the caller calls `leave`.
+// StayJoined keeps a caller that has joined w joined, while `owner` is in use. The caller or the
+// garbage collector leaves w; the caller calls `leave`.
 //
-// The cleanup has weak pointers. A session leads to functions of the program, such as its Observer,
-// and they may lead to the owner. With a strong pointer to the session, the owner would never be
-// freed.
+// The cleanup has weak pointers: a session leads to functions of the program, such as its Observer, and
+// they may lead to the owner, which would then never be freed.
 func StayJoined[T any](owner *T, inc *Incarnation, w *conn.Watch) (leave func()) {
 	within := weak.Make(inc)
 	cleanup := runtime.AddCleanup(owner, func(w weak.Pointer[conn.Watch]) {

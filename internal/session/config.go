@@ -69,6 +69,6 @@ func (b RetryPolicy) Delay(try int) time.Duration {
 	if g := float64(b.Min) * math.Pow(f, float64(try-1)); g < float64(b.Max) {
 		d = time.Duration(g)
 	}
-	// The reduction is computed from d/2, because d as a float64 may exceed the largest Duration.
+	// d/2, because d as a float64 may exceed the largest Duration
 	return d - time.Duration(float64(d/2)*b.Jitter*dice.Float64())*2
 }

@@ -107,11 +107,9 @@ const (
 	Unknown                 // the client has perhaps sent it, and has no reply
 )
 
-// OutcomeOf returns the outcome of a request that failed with err.
-//
-// The outcome is Unknown if the error proves neither `unsent` nor Answered. OutcomeOf has a list of
-// the errors that a reply can have. It cannot have a list of the errors of a failed write, because
-// such a write can return any error of the network.
+// OutcomeOf returns the outcome of a request that failed with err: Unknown if the error proves neither
+// `unsent` nor Answered. A failed write can return any error of the network, so OutcomeOf lists the
+// errors that a reply can have.
 func OutcomeOf(err error) outcome {
 	switch err {
 	case nil,
@@ -155,8 +153,7 @@ func IsNodeExists(err error) bool { return IsAnswer(err, zk.ErrNodeExists) }
 func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 
 // IsAnswer reports whether a server has returned the error `answer`. It is false if err only says
-// that a context has ended. Such an err may have `answer` as its cause, from another request:
-// errgroup cancels all goroutines with the error of the first failure.
+// that a context has ended: its cause may be the answer to another request, as with errgroup.
 func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
 // isUnimplemented reports whether the server is too old for the request.

@@ -4,10 +4,9 @@ package session
 
 import "context"
 
-// States returns a channel that receives every change of state from now on. The values have the
-// type S, which the caller chooses. The channel is closed when ctx ends, or after StateClosed. A
-// slow reader never blocks the session: a goroutine sends the states, and Close does not wait for
-// that goroutine.
+// States returns a channel that receives every change of state from now on. The channel is closed when
+// ctx ends, or after StateClosed. A slow reader never blocks the session: a goroutine sends the
+// states, and Close does not wait for that goroutine.
 func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 	out := make(chan S, 64)
 	m.mu.Lock()

@@ -24,12 +24,10 @@ const (
 	TextReconnected = "zsync: connected again"
 )
 
-// logOutages logs the outages of a Session, from Connect until `changes` is closed. It receives each
-// change of the Session's state. An outage is the time from the end of a connection, or from
-// Connect, to the next connection that lasts. A connection lasts if it exists for the time
-// conn.Lasting. After firstWord, `say` logs the servers that were tried, and why each has failed. An
-// outage that lasts is logged again after each interval `reminder`. If the outage was logged,
-// `ended` logs its end.
+// logOutages logs the outages of a Session, from Connect until `changes`, of the Session's state, is
+// closed. An outage is the time from the end of a connection, or from Connect, to the next connection
+// that exists for the time conn.Lasting. After firstWord, `say` logs the outage, and again after each
+// interval `reminder`. If the outage was logged, `ended` logs its end.
 func logOutages(changes <-chan ConnState, say func(began time.Time), ended func(at, began time.Time)) {
 	began, said := time.Now(), false // of the outage; `began` is zero if there is none
 	next := began.Add(firstWord)     // time of the next message

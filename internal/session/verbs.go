@@ -11,8 +11,7 @@ import (
 )
 
 // This file has the operations with which the recipes use ZooKeeper. Each operation is one request
-// within one incarnation, and handles a lost reply. Paths are full paths, which include the chroot
-// (see Manager.Full). Package conn sends the requests.
+// within one incarnation, and handles a lost reply. Paths include the chroot (see Manager.Full).
 
 // maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A larger
 // request would break the connection for all users of the session. MaxPacket is the limit for sizes
@@ -22,10 +21,10 @@ const (
 	MaxPacket  = maxRequest - 64
 )
 
-// SizeOfACL returns the size of an ACL in a request. If half of its size in the servers' logs is
-// more, SizeOfACL returns this half: the servers replace an entry of the scheme auth by one entry for
-// each identity of the client, and stop for good if a transaction in their logs has more than twice
-// the size of the largest request (see `ephemerals`).
+// SizeOfACL returns the size of an ACL in a request, or half of its size in the servers' logs if that
+// is more. The servers replace an entry of the scheme auth by one entry for each identity of the
+// client. If a transaction in their logs has more than twice the size of the largest request, they
+// stop for good (see `ephemerals`).
 func (m *Manager) SizeOfACL(acl []zk.ACL) (n int) {
 	for _, a := range acl {
 		n += 12 + len(a.Scheme) + len(a.ID)
@@ -158,9 +157,8 @@ func (inc *Incarnation) AttemptMulti(ctx context.Context, ops []any) ([]zk.Multi
 	}
 	rs, err := p.Wait(ctx, inc)
 	if OutcomeOf(err) == Unknown {
-		// The servers may have created the ephemeral znodes of ops, and perhaps no reply says so. So the
-		// znodes count as created. If they do not exist, `recount` forgets them. The name of a numbered
-		// znode is unknown here: see Recall.
+		// The ephemeral znodes of ops count as created. If they do not exist, `recount` forgets them. The
+		// name of a numbered znode is unknown here: see Recall.
 		for _, op := range ops {
 			if op, ok := op.(*zk.CreateRequest); ok && op.Flags&zk.FlagEphemeralSequential == zk.FlagEphemeral {
 				inc.ephemerals.settle(0, []string{op.Path})
