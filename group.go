@@ -167,7 +167,14 @@ func (m *Membership[T]) failure() error {
 // The method `run` keeps m in the group until m leaves or the Session is closed.
 func (m *Membership[T]) run() {
 	defer close(m.ended)
-	free := m.g.s.ids.Take(m.leaving, m.path)
+	// Memberships of one Session take turns at an id: the servers cannot tell them apart.
+	first := make(chan struct{}, 1)
+	turn, free := m.g.s.ids.Of(m.path, &first), func() {}
+	select {
+	case *turn <- struct{}{}:
+		free = func() { <-*turn }
+	case <-m.leaving.Done():
+	}
 	var gone *session.Deletion
 	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
 		if gone, err = m.stay(inc); gone != nil {

@@ -43,7 +43,7 @@ type Session struct {
 	tallies   shared.WeakMap[string, tally.Tally]
 	leftovers shared.WeakMap[string, double.Leftovers] // state of double barriers, for WaitGroup.Enter
 	marks     shared.WeakMap[string, mark]             // by the path of the mark
-	ids       shared.Names                             // ids of memberships in groups, by the path of the znode
+	ids       shared.WeakMap[string, chan struct{}]    // the turns of memberships, by the path of the znode
 	swept     shared.Pace                              // time of the last sweep, by the path of the Flight
 	kept      atomic.Int64                             // number of places that WithRetention retains
 }

@@ -1,6 +1,5 @@
 // Package shared has containers for the state that the values of one Session share. A WeakMap finds that state by path
-// or another key. With a value of type Names, goroutines take turns at a name. A Pace limits the rate of work. The
-// package sends no requests.
+// or another key. A Pace limits the rate of work. The package sends no requests.
 package shared
 
 import (
