@@ -86,6 +86,7 @@ func (p plan) everyWay(m *session.Manager) func(*explore.Run) {
 			s.nodes["/"], s.nodes["/dir"] = &znode{readOnly: p.acts > 0 && s.Pick(2) == 1}, &znode{}
 		}
 		s.pool = newPool(m, flags)
+		s.pool.drop = s.drop
 		for s.call < p.calls {
 			s.one()
 			s.call++
@@ -114,12 +115,13 @@ func (s *servers) one() {
 			s.told = append(s.told, "ended")
 			if !s.across {
 				s.pool = newPool(s.m, zk.FlagEphemeral)
+				s.pool.drop = s.drop
 			}
 		}
 	}
 	var err error
 	if s.across {
-		s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/dir"}, ops: ops, vet: true}
+		s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/dir"}, ops: ops}
 		_, err = s.t.across(s.ctx, during)
 	} else {
 		err = during(func(inc client) error {
@@ -380,7 +382,7 @@ func (s *servers) multi(send func(string, func() string) (string, error), ops []
 func (s *servers) AttemptMulti(_ context.Context, ops []any) ([]zk.MultiResponse, error) {
 	// Between two attempts, the code remembers only this.
 	t := s.t
-	s.told = []string{fmt.Sprint(t.made, t.open, t.why.err, t.why.log, t.bare)}
+	s.told = []string{fmt.Sprint(t.made, t.open, t.why, session.FailedOp(t.whyRs) == 0, t.bare)}
 	return s.multi(s.ask, ops)
 }
 
@@ -459,7 +461,7 @@ func (s *servers) Recall(context.Context, []any, int64) []zk.MultiResponse { ret
 func (s *servers) Loss() error { return errLoss }
 
 // drop lets the deletion arrive at any later time.
-func (s *servers) drop(_ *pool, l *log, _ bool) {
+func (s *servers) drop(_ client, l *log, _ bool) {
 	path := l.path
 	s.late = append(s.late, late{"delete " + s.log(path), func() { delete(s.nodes, path) }})
 }

@@ -33,12 +33,7 @@ type client interface {
 	MakeDir(ctx context.Context, dir session.Dir) error
 	Pause(ctx context.Context, try int) error
 	Loss() error
-
-	drop(p *pool, l *log, later bool) // deletes l in the background; `later` is true if a request that creates l may still arrive
 }
-
-// The type `incarnation` is a client that is a real session.
-type incarnation struct{ *session.Incarnation }
 
 // The type `log` is a znode that only this client writes.
 type log struct {
@@ -111,6 +106,8 @@ type pool struct {
 	m     *session.Manager
 	flags int32 // of its znodes
 
+	drop func(inc client, l *log, later bool) // the method `delete`, or its model
+
 	shut shared.Cache[bool] // directories in which the servers do not let us make or write logs
 
 	mu    sync.Mutex
@@ -124,7 +121,9 @@ func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
 }
 
 func newPool(m *session.Manager, flags int32) *pool {
-	return &pool{m: m, flags: flags, idle: make(map[string][]*log)}
+	p := &pool{m: m, flags: flags, idle: make(map[string][]*log)}
+	p.drop = p.delete
+	return p
 }
 
 // A pool keeps at most MaxIdle logs in a directory, and at most MaxIdleAll in all. After use,
@@ -177,7 +176,7 @@ func (p *pool) close(dir string) { p.shut.Store(dir, true) }
 func (p *pool) keep(inc client, l *log) {
 	dir := session.ParentPath(l.path)
 	if p.ephemeral() && dir != p.m.Full("/") {
-		inc.drop(p, l, false)
+		p.drop(inc, l, false)
 		return
 	}
 	p.mu.Lock()
@@ -192,7 +191,7 @@ func (p *pool) keep(inc client, l *log) {
 	p.mu.Unlock()
 	switch {
 	case !kept:
-		inc.drop(p, l, false)
+		p.drop(inc, l, false)
 	case sweep:
 		leaving, done := p.m.BeforeClose() // called before Spawn, so that a Close at this moment waits for the sweep
 		p.m.Spawn(func() {
@@ -258,40 +257,35 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 	}
 }
 
-func (inc incarnation) drop(p *pool, l *log, later bool) {
-	if !p.ephemeral() {
-		Drop(inc.Incarnation, l.path, later)
+// The method `delete` deletes l in the background. If `later` is true, a request that creates l may
+// still arrive, and delete first waits until it cannot. If this session ends first, the next session
+// deletes a persistent log. If the servers refuse that deletion, only this session tries it again.
+func (p *pool) delete(client client, l *log, later bool) {
+	inc, m := client.(*session.Incarnation), p.m
+	if p.ephemeral() {
+		// If the servers refuse the deletion, the client tries it again. The session may live for a long
+		// time, and until the deletion, the directory of the log cannot be deleted.
+		d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
+		if session.ParentPath(l.path) != m.Full("/") {
+			d.Await(session.ReleaseTime)
+		}
 		return
 	}
-	// If the servers refuse the deletion, the client tries it again. The session may live for a long
-	// time, and until the deletion, the directory of the log cannot be deleted.
-	d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
-	if session.ParentPath(l.path) != p.m.Full("/") {
-		d.Await(session.ReleaseTime)
-	}
-}
-
-// Drop deletes a persistent znode in the background. If this session ends first, the next session
-// deletes the znode. If `later` is true, Drop first waits until a request that creates the znode
-// can no longer arrive. If the servers refuse the deletion, only this session tries it again.
-func Drop(inc *session.Incarnation, path string, later bool) {
-	m := inc.Manager
-	drop := func() error {
-		return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, path) })
-	}
+	d := &session.Deletion{Paths: []string{l.path}, MayStay: true, By: func() error {
+		return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, l.path) })
+	}}
 	if !later {
-		inc.Tidy(&session.Deletion{Paths: []string{path}, By: drop})
+		inc.Tidy(d)
 		return
 	}
-	wait := 2 * time.Duration(inc.Timeout.Load())
 	leaving, done := m.BeforeClose()
 	m.Spawn(func() {
 		defer done()
 		select {
-		case <-time.After(wait):
-			inc.Delete(&session.Deletion{Paths: []string{path}, By: drop, MayStay: true})
+		case <-time.After(2 * time.Duration(inc.Timeout.Load())):
+			inc.Delete(d)
 		case <-leaving: // the request that creates the znode has most likely arrived by now
-			drop()
+			d.By()
 		case <-m.Over:
 		}
 	})

@@ -42,21 +42,14 @@ type transaction struct {
 	pool *pool
 	dirs []string // the directories for the log: the first directory in which the servers permit a log is used
 	ops  []any    // with full paths, which include the chroot
-	vet  bool     // other clients must have no permission to change the directory of the log
 	bare bool     // t is applied without a log, because the servers permit no log
 
-	log  *log
-	made bool               // log is new, and not from the pool
-	open bool               // an attempt got no reply, so it may have been applied, or may be applied later
-	why  refusal            // the error that t returns, unless an open attempt was applied
-	rs   []zk.MultiResponse // the answers to `ops` in the last attempt
-}
-
-// The type `refusal` is the answer of the servers to an attempt that was not applied.
-type refusal struct {
-	err error
-	rs  []zk.MultiResponse
-	log bool // the servers refused the operation on the log, and not an operation of the caller
+	log   *log
+	made  bool               // log is new, and not from the pool
+	open  bool               // an attempt got no reply, so it may have been applied, or may be applied later
+	why   error              // the error that t returns, unless an open attempt was applied
+	whyRs []zk.MultiResponse // the answers with this error, with that to the operation on the log
+	rs    []zk.MultiResponse // the answers to `ops` in the last attempt
 }
 
 // Session applies `ops` in one transaction, exactly once, within one ZooKeeper session. If that
@@ -84,7 +77,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
-	return t.within(ctx, incarnation{inc})
+	return t.within(ctx, inc)
 }
 
 func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiResponse, error) {
@@ -108,9 +101,9 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	// deletion has begun: both call BeforeClose themselves.
 	_, stay := m.BeforeClose()
 	defer stay()
-	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops, vet: true}
+	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
 	return t.across(ctx, func(f func(client) error) error {
-		return m.During(ctx, func(inc *session.Incarnation) error { return f(incarnation{inc}) })
+		return m.During(ctx, func(inc *session.Incarnation) error { return f(inc) })
 	})
 }
 
@@ -132,7 +125,7 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 	switch {
 	case t.log == nil:
 	case t.open:
-		inc.drop(t.pool, t.log, false)
+		t.pool.drop(inc, t.log, false)
 	default:
 		t.pool.keep(inc, t.log)
 	}
@@ -162,9 +155,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 		}
 		rs, err := inc.AttemptMulti(ctx, append([]any{t.log.write()}, t.ops...))
 		t.open = t.open || session.OutcomeOf(err) == session.Unknown
-		if t.rs = nil; len(rs) > 0 {
-			t.rs = rs[1:]
-		}
+		t.rs = rs[min(1, len(rs)):]
 		switch {
 		case err == nil:
 			t.log.version++
@@ -177,32 +168,32 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 			try++
 			continue
 		}
-		why := refusal{err, t.rs, session.FailedOp(rs) == 0}
 		if t.open {
-			if applied, err := t.settle(ctx, inc, why); err != nil || applied {
-				return err
+			if applied, e := t.settle(ctx, inc, err, rs); e != nil || applied {
+				return e
 			}
-			why = t.why
+			err, rs = t.why, t.whyRs
 		}
 		// No attempt was applied, and none will be.
-		if !why.log {
-			t.rs = why.rs
-			return why.err
+		if session.FailedOp(rs) != 0 { // the servers refused an operation of the caller
+			t.rs = rs[min(1, len(rs)):]
+			return err
 		}
-		if err := t.renew(inc, why.err); err != nil {
+		if err := t.renew(inc, err); err != nil {
 			return err
 		}
 	}
 }
 
-// The method `settle` is called when the servers have refused an attempt, and an earlier attempt is
-// open. It reports whether an attempt was applied. If it returns false without an error, no attempt
-// will be applied later, and t.why is the refusal. After an error, an attempt is still open. Such an
-// error does not wrap the servers' answer about the log: a caller would take it for a refusal of t.
-func (t *transaction) settle(ctx context.Context, inc client, why refusal) (applied bool, err error) {
-	err = why.err
-	if !why.log || !session.IsBadVersion(err) { // else the log is known to have another version
-		t.why = why
+// The method `settle` is called when the servers have refused an attempt with `why` and `rs`, and an
+// earlier attempt is open. It reports whether an attempt was applied. If it returns false without an
+// error, no attempt will be applied later, and t.why is the refusal. After an error, an attempt is
+// still open. Such an error does not wrap the servers' answer about the log: a caller would take it
+// for a refusal of t.
+func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk.MultiResponse) (applied bool, err error) {
+	err = why
+	if session.FailedOp(rs) != 0 || !session.IsBadVersion(err) { // else the log is known to have another version
+		t.why, t.whyRs = why, rs
 		stat, e := inc.Set(ctx, t.log.path, t.log.holds(false), t.log.version)
 		switch {
 		case e == nil:
@@ -227,7 +218,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 			t.log.version, t.open = stat.Version, false
 			t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
 			return true, nil
-		case t.log.wrote(false, stat) && t.why.err != nil:
+		case t.log.wrote(false, stat) && t.why != nil:
 			t.log.version, t.open = stat.Version, false
 			return false, nil
 		case stat.Version != t.log.version:
@@ -242,7 +233,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 		// the log.
 		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
 		case e == nil:
-			t.log, t.open, t.why = nil, false, why
+			t.log, t.open, t.why, t.whyRs = nil, false, why, rs
 			return false, nil
 		case session.OutcomeOf(e) != session.Answered:
 			return false, e
@@ -256,7 +247,8 @@ func (t *transaction) settle(ctx context.Context, inc client, why refusal) (appl
 // another session, `begin` fails; otherwise, `begin` applies t without a log.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
-	if t.vet && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
+	across := !t.pool.ephemeral()
+	if across && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
 		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
@@ -266,7 +258,7 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 			return nil
 		}
 		if err, t.made = zk.ErrNoAuth, true; !t.pool.closed(dir) {
-			if t.log, err = t.make(ctx, inc, dir); err == nil || t.vet || session.OutcomeOf(err) != session.Answered {
+			if t.log, err = t.make(ctx, inc, dir); err == nil || across || session.OutcomeOf(err) != session.Answered {
 				return err
 			}
 			if session.IsAnswer(err, zk.ErrNoAuth) {
@@ -274,11 +266,11 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 			}
 		}
 	}
-	t.bare = !t.vet
-	if t.bare {
-		err = t.once(ctx, inc)
+	if across {
+		return err
 	}
-	return err
+	t.bare = true
+	return t.once(ctx, inc)
 }
 
 // The method `make` creates a log in `dir`, and returns the log.
@@ -287,7 +279,7 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
 		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		if session.OutcomeOf(err) == session.Unknown {
-			inc.drop(t.pool, l, true) // the request that creates l may still arrive
+			t.pool.drop(inc, l, true) // the request that creates l may still arrive
 		}
 		switch {
 		case err == nil:
@@ -297,10 +289,10 @@ func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, e
 				return nil, err
 			}
 			try++
-		case !session.IsNoNode(err) || !t.vet && dir != t.m.Full("/"):
+		case !session.IsNoNode(err) || t.pool.ephemeral() && dir != t.m.Full("/"):
 			return nil, err
 		default:
-			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && t.vet {
+			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && !t.pool.ephemeral() {
 				// If the znode that t deletes does not exist, create no container: the servers
 				// never remove a container that has had no child.
 				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
@@ -351,15 +343,15 @@ func again(ctx context.Context, inc client, try int, err error) error {
 // permission to write it, the next log must be in another directory.
 func (t *transaction) renew(inc client, err error) error {
 	l := t.log
-	t.log, t.why = nil, refusal{}
+	t.log, t.why, t.whyRs = nil, nil, nil
 	if l == nil { // settle has deleted it
 		return nil
 	}
 	if !session.IsNoNode(err) {
-		inc.drop(t.pool, l, false)
+		t.pool.drop(inc, l, false)
 	}
 	if session.IsAnswer(err, zk.ErrNoAuth) && t.made {
-		if t.vet {
+		if !t.pool.ephemeral() {
 			return err
 		}
 		t.pool.close(session.ParentPath(l.path))
