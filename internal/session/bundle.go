@@ -35,11 +35,12 @@ const (
 // GetAll reads the data of many znodes. The result is no snapshot, but no znode is older than the
 // state that this session has seen before.
 func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
-	return inc.getAll(ctx, paths, bundleFirst)
+	return inc.getAll(ctx, paths, bundleFirst, inc.Get)
 }
 
-// getAll is GetAll with the argument `size`: the first bundles have at most `size` paths.
-func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([]Node, error) {
+// getAll is GetAll with two more arguments. The first bundles have at most `size` paths. If a server
+// refuses a znode of a bundle, getAll calls `read` for each znode of the bundle.
+func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]Node, error) {
 	nodes := make([]Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
 		largest := max(int(inc.largest.Load()), 1)
@@ -52,7 +53,7 @@ func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int) ([
 		bundles := bundlesOf(round, size)
 		results := make([][]Node, len(bundles))
 		err := Parallel(len(bundles), func(i int) (err error) {
-			results[i], err = inc.getBundle(ctx, bundles[i], 0)
+			results[i], err = inc.getBundle(ctx, bundles[i], 0, read)
 			return err
 		})
 		if err != nil {
@@ -82,15 +83,15 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 // getBundle reads a bundle. If there is no reply, the server may have crashed because of the size of
 // the reply. Then getBundle reads the two halves. The argument `try` counts the earlier attempts at
 // larger bundles with these znodes.
-func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int) (nodes []Node, err error) {
+func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) (nodes []Node, err error) {
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
-		return getEach(ctx, paths, inc.Get)
+		return getEach(ctx, paths, read)
 	}
 	nodes, err = attempt(ctx, inc, bundleCall(paths))
 	switch size := len(paths); {
 	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
-		return getEach(ctx, paths, inc.Get)
+		return getEach(ctx, paths, read)
 	case errors.Is(err, ErrEnded), err != nil && errors.Is(err, ctx.Err()), err != nil && OutcomeOf(err) == Answered:
 		return nil, err
 	case err != nil:
@@ -102,24 +103,20 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int) 
 		}
 		nodes = nil
 		for part := range slices.Chunk(paths, size) {
-			read, err := inc.getBundle(ctx, part, try+1)
+			some, err := inc.getBundle(ctx, part, try+1, read)
 			if err != nil {
 				return nil, err
 			}
-			nodes = append(nodes, read...)
+			nodes = append(nodes, some...)
 		}
 		return nodes, nil
 	}
 	largest := inc.largest.Load() / 2
-	for i := range nodes {
-		if nodes[i].Stat == refusedStat { // a single read returns the reason
-			n, err := getEach(ctx, paths[i:i+1], inc.Get)
-			if err != nil {
-				return nil, err
-			}
-			nodes[i] = n[0]
+	for _, n := range nodes {
+		if n.Stat == refusedStat { // a single read returns the reason
+			return getEach(ctx, paths, read)
 		}
-		largest = max(largest, int64(len(nodes[i].Data)))
+		largest = max(largest, int64(len(n.Data)))
 	}
 	inc.largest.Store(max(largest, 256))
 	return nodes, nil
@@ -143,43 +140,26 @@ func getEach(ctx context.Context, paths []string, read func(ctx context.Context,
 // Stat for which Concealed returns true. Such a znode costs up to 128 requests, because its
 // neighbours in `paths` are then read one by one.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
-	return inc.getVisible(ctx, paths, bundleFirst)
+	return inc.getAll(ctx, paths, bundleFirst, inc.getVisible)
 }
 
 // GetSmall is GetVisible for znodes that have short data and that only zsync writes. It sends fewer
 // requests.
 func (inc *Incarnation) GetSmall(ctx context.Context, paths []string) ([]Node, error) {
-	return inc.getVisible(ctx, paths, bundleMax)
+	return inc.getAll(ctx, paths, bundleMax, inc.getVisible)
 }
 
-func (inc *Incarnation) getVisible(ctx context.Context, paths []string, size int) ([]Node, error) {
-	nodes, err := inc.getAll(ctx, paths, size)
-	switch {
-	case !IsAnswer(err, zk.ErrNoAuth):
-		return nodes, err
-	case len(paths) > bundleMax:
-		nodes = nil
-		for some := range slices.Chunk(paths, bundleMax) {
-			more, err := inc.getVisible(ctx, some, size)
-			if err != nil {
-				return nil, err
-			}
-			nodes = append(nodes, more...)
+func (inc *Incarnation) getVisible(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+	data, stat, err := inc.Get(ctx, path)
+	if IsAnswer(err, zk.ErrNoAuth) {
+		data = nil
+		if stat, err = inc.Exists(ctx, path); IsAnswer(err, zk.ErrNoAuth) {
+			// Servers look for a znode before its ACL, so it exists. It never looks old.
+			now := time.Now().UnixMilli()
+			stat, err = &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}, nil
 		}
-		return nodes, nil
 	}
-	return getEach(ctx, paths, func(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
-		data, stat, err := inc.Get(ctx, path)
-		if IsAnswer(err, zk.ErrNoAuth) {
-			data = nil
-			if stat, err = inc.Exists(ctx, path); IsAnswer(err, zk.ErrNoAuth) {
-				// Servers look for a znode before its ACL, so it exists. It never looks old.
-				now := time.Now().UnixMilli()
-				stat, err = &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}, nil
-			}
-		}
-		return data, stat, err
-	})
+	return data, stat, err
 }
 
 // The constant `secret` is the EphemeralOwner and the DataLength of a znode whose Stat the client

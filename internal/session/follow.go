@@ -28,20 +28,14 @@ type follower struct {
 	inc *Incarnation
 	dir string
 
-	list  *conn.Watch         // the watch on the children, or on the creation of dir; nil before the first read
-	parts map[string]followed // by the name of the child
+	list    *conn.Watch            // the watch on the children, or on the creation of dir; nil before the first read
+	parts   map[string]Node        // the last read of each child, by its name
+	watches map[string]*conn.Watch // the watches that these reads have set
 
 	mu     sync.Mutex
 	relist bool                // the list may have changed; guarded by mu
 	stale  map[string]struct{} // children that may have changed; guarded by mu
 	bell   chan struct{}       // gets a token when `relist` or `stale` is set
-}
-
-// The type `followed` is the result of the last read of a child, and the watch that this read has
-// set.
-type followed struct {
-	Node
-	w *conn.Watch
 }
 
 // sameState reports whether two reads have seen the same state of a child: the transactions that
@@ -66,7 +60,10 @@ func sameState(a, b Node) bool {
 func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
 	var last map[string]Node
 	return m.During(ctx, func(inc *Incarnation) error {
-		f := &follower{inc: inc, dir: dir, parts: make(map[string]followed), stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1)}
+		f := &follower{
+			inc: inc, dir: dir, parts: make(map[string]Node), watches: make(map[string]*conn.Watch),
+			stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1),
+		}
 		defer f.close()
 		// The first snapshot must not be older than the call. A later session would not need the
 		// sync: the transaction that created that session is newer than every earlier snapshot, and
@@ -93,7 +90,7 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 				}
 				continue
 			}
-			if now := f.snapshot(); last == nil || unconfirmed || !maps.EqualFunc(now, last, sameState) {
+			if now := maps.Clone(f.parts); last == nil || unconfirmed || !maps.EqualFunc(now, last, sameState) {
 				told, err := tell(now, f.bell, lost)
 				if err != nil {
 					return err
@@ -201,28 +198,18 @@ func (f *follower) listed(ctx context.Context, kind conn.WatchKind) ([]string, e
 // readParts reads children, each with a watch.
 func (f *follower) readParts(ctx context.Context, names map[string]struct{}) error {
 	list := slices.Sorted(maps.Keys(names))
-	parts := make([]followed, len(list))
+	paths := make([]string, len(list))
 	for i, name := range list {
 		f.drop(name)
-		w := f.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: ChildPath(f.dir, name)})
-		f.inc.Watches.Tell(w, f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
-		parts[i].w = w
+		paths[i] = ChildPath(f.dir, name)
+		f.watches[name] = f.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paths[i]})
+		f.inc.Watches.Tell(f.watches[name], f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
 	}
-	err := Parallel(len(list), func(i int) error {
-		data, stat, err := f.inc.Get(ctx, ChildPath(f.dir, list[i]))
-		if IsNoNode(err) {
-			// Deleted since the listing: the watch on the list has fired.
-			return nil
-		}
-		parts[i].Node = Node{data, stat}
-		return err
-	})
+	nodes, err := getEach(ctx, paths, f.inc.Get)
 	for i, name := range list {
-		if parts[i].Stat == nil {
-			f.inc.Watches.LeaveUntold(parts[i].w, f)
-			continue
+		if f.parts[name] = nodes[i]; nodes[i].Stat == nil { // deleted since the listing: the watch on the list has fired
+			f.drop(name)
 		}
-		f.parts[name] = parts[i]
 	}
 	return err
 }
@@ -239,26 +226,19 @@ func (f *follower) ring(set func()) {
 }
 
 func (f *follower) drop(name string) {
-	if p, ok := f.parts[name]; ok {
-		f.inc.Watches.LeaveUntold(p.w, f)
+	if w := f.watches[name]; w != nil {
+		f.inc.Watches.LeaveUntold(w, f)
+		delete(f.watches, name)
 		delete(f.parts, name)
 	}
 }
 
 // The method `close` leaves every watch.
 func (f *follower) close() {
-	for name := range f.parts {
+	for name := range f.watches {
 		f.drop(name)
 	}
 	if f.list != nil {
 		f.inc.Watches.LeaveUntold(f.list, f)
 	}
-}
-
-func (f *follower) snapshot() map[string]Node {
-	nodes := make(map[string]Node, len(f.parts))
-	for name, p := range f.parts {
-		nodes[name] = p.Node
-	}
-	return nodes
 }
