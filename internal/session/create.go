@@ -278,37 +278,27 @@ func (inc *Incarnation) creation(c *Creation) (call[string], error) {
 	}}, m.CheckSize(ops)
 }
 
-// sendCreation sends the creates of the missing parents, the request, and the reads, in this order
-// and in one write. There is one exception: if a listing of Dir is in flight, sendCreation shares
-// the next listing, and asks for that listing after the request was sent. A listing that was sent in
-// the same write is answered right behind the request, so sendCreation waits for its reply.
+// sendCreation sends the creates of the missing parents, the request, and the reads, in this order.
 func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[string], missing []string) error {
 	l, err := inc.openConn(ctx)
 	if err != nil {
 		return err
 	}
-	b := &batch{requests: make([]conn.Request, 0, 4)} // most batches need no more
+	b := new(batch)
 	for _, d := range missing {
 		add(b, inc.dirCall(d, c.Dir))
 	}
 	c.made, c.roll, c.lists = add(b, request), nil, nil
-	if c.List {
-		if c.roll, _ = inc.nextRoll(c.Dir.Path, false); c.roll != nil {
-			b.requests = append(b.requests, c.roll)
-		}
-	}
 	if c.Read {
 		c.read = add(b, getCall(c.Dir.Path))
 	}
 	for _, dir := range c.Also {
 		c.lists = append(c.lists, add(b, childrenCall(dir)))
 	}
-	l.Send(b.requests...)
-	switch {
-	case c.roll != nil:
-		c.roll.Wait(ctx, inc) // so the caller wakes once for both replies; its error is looked at in readBehind
-	case c.List:
-		c.roll = inc.roll(c.Dir.Path) // after the request, unless the connection is replaced between the two
+	if c.List {
+		c.roll = inc.roll(c.Dir.Path, b.requests...)
+	} else {
+		l.Send(b.requests...)
 	}
 	return nil
 }

@@ -63,6 +63,9 @@ type Incarnation struct {
 	askAfter time.Time          // there is no inquiry before this time; guarded by LeaseMu
 	leaveBy  time.Time          // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
 
+	rollMu sync.Mutex
+	rolls  map[string]*Roll // by path: the listings in flight; guarded by rollMu
+
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
 	kick   chan struct{}                 // has a token when the watchdog should look again
@@ -87,6 +90,7 @@ func newIncarnation(m *Manager) *Incarnation {
 		down:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
+		rolls:   make(map[string]*Roll),
 
 		ephemerals: ephemerals{paths: make(map[string]struct{}), turn: make(chan struct{}, 1)},
 	}

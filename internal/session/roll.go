@@ -8,7 +8,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/conn"
 )
 
 // A Roll is a listing of a parent znode that several callers share.
@@ -26,7 +26,7 @@ import (
 type Roll struct {
 	pending[listing]
 	inc  *Incarnation
-	next *Roll // while this Roll is in flight: the next, which is not sent yet; nil if no caller has asked for it; guarded by rollBook.mu
+	next *Roll // while this Roll is in flight: the next, which is not sent yet; nil if no caller has asked for it; guarded by inc.rollMu
 
 	mu   sync.Mutex
 	made any    // the result of Make; guarded by mu
@@ -50,64 +50,47 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	return r.made
 }
 
-// A rollBook has the Rolls of a session that are in flight, by parent path.
-type rollBook struct {
-	mu    sync.Mutex
-	byDir map[string]*Roll // guarded by mu
-}
-
-func (inc *Incarnation) rollBook() *rollBook {
-	return shared.Attached(&inc.Attached, func() *rollBook { return &rollBook{byDir: make(map[string]*Roll)} })
-}
-
-// The method `roll` asks for a Roll of dir. There must be a connection.
-func (inc *Incarnation) roll(dir string) *Roll {
-	r, ours := inc.nextRoll(dir, true)
-	if ours {
-		r.send()
+// The method `roll` sends requests and asks for a Roll of dir, which is sent behind them. There must
+// be a connection. If no listing is in flight, all are sent in one write.
+func (inc *Incarnation) roll(dir string, before ...conn.Request) *Roll {
+	inc.rollMu.Lock()
+	inFlight := inc.rolls[dir]
+	if inFlight != nil && len(before) > 0 {
+		inc.rollMu.Unlock()
+		inc.newestConn().Send(before...)
+		return inc.roll(dir)
+	}
+	if inFlight != nil && inFlight.next != nil {
+		defer inc.rollMu.Unlock()
+		return inFlight.next
+	}
+	r := &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
+	r.heir = r.over
+	if inFlight != nil {
+		inFlight.next = r
+	} else {
+		inc.rolls[dir] = r
+	}
+	inc.rollMu.Unlock()
+	if inFlight == nil {
+		inc.newestConn().Send(append(before, r)...)
 	}
 	return r
 }
 
-// nextRoll returns the next Roll of dir, and whether the caller must send it. If another caller
-// must send it, and `share` is false, nextRoll returns nil.
-func (inc *Incarnation) nextRoll(dir string, share bool) (r *Roll, ours bool) {
-	b := inc.rollBook()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	inFlight := b.byDir[dir]
-	if inFlight != nil && !share {
-		return nil, false
-	}
-	if inFlight != nil && inFlight.next != nil {
-		return inFlight.next, false
-	}
-	r = &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
-	r.heir = r.over
-	if inFlight != nil {
-		inFlight.next = r
-		return r, false
-	}
-	b.byDir[dir] = r
-	return r, true
-}
-
-func (r *Roll) send() { r.inc.newestConn().Send(r) }
-
 // The method `over` is called when r, which was in flight, is over. It sends the next Roll, if there
 // is one.
 func (r *Roll) over(error) {
-	b := r.inc.rollBook()
-	b.mu.Lock()
+	r.inc.rollMu.Lock()
 	next := r.next
 	if next != nil {
-		b.byDir[r.call.path] = next
+		r.inc.rolls[r.call.path] = next
 	} else {
-		delete(b.byDir, r.call.path)
+		delete(r.inc.rolls, r.call.path)
 	}
-	b.mu.Unlock()
+	r.inc.rollMu.Unlock()
 	if next != nil {
-		next.send()
+		r.inc.newestConn().Send(next)
 	}
 }
 
