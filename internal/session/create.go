@@ -103,7 +103,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		return nil
 	}
 	err = inc.repeat(ctx, func() error {
-		seen := sighting{on: inc.Disconnection()}
+		seen := sighting{over: inc.newestConn()}
 		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
 			return err
 		}

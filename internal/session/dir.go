@@ -86,21 +86,8 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 // addDir creates the znode at path and the missing parents of that znode. The path is the path of
 // dir or of a znode above dir. The result reports whether the znode was missing.
 func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool, error) {
-	if path == "/" {
-		return true, nil
-	}
-	made, err := inc.addBelow(ctx, dir, path, func() call[string] { return inc.dirCall(path, dir) })
-	if made && inc.Manager.protects() { // without an ACL of its own, the session does not read `vetted`
-		inc.vetted.Store(path, struct{}{})
-	}
-	return made, err
-}
-
-// addBelow creates the znode at path with the request of `create`, and the missing parents of that
-// znode, which are dir or znodes above dir. The result reports whether the znode was missing.
-func (inc *Incarnation) addBelow(ctx context.Context, dir Dir, path string, create func() call[string]) (bool, error) {
-	for {
-		c := create()
+	for path != "/" {
+		c := inc.dirCall(path, dir)
 		_, err := retry(ctx, inc, c)
 		switch {
 		case isUnimplemented(err) && c.op == wire.OpCreateContainer:
@@ -113,7 +100,11 @@ func (inc *Incarnation) addBelow(ctx context.Context, dir Dir, path string, crea
 				return false, err
 			}
 		default:
+			if err == nil && inc.Manager.protects() { // without an ACL of its own, the session does not read `vetted`
+				inc.vetted.Store(path, struct{}{})
+			}
 			return err == nil, err
 		}
 	}
+	return true, nil
 }

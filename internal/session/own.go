@@ -1,8 +1,7 @@
 package session
 
-// This file has operations on ephemeral znodes whose names are not unique: another session may
-// delete such a znode and create its own at the same path. These operations never change or delete
-// another session's znode. For znodes with unique names, this file has only GetThenRemove.
+// This file has operations on ephemeral znodes whose names are not unique: after a deletion, another
+// session may create its own znode at the same path. The operations never change that znode.
 
 import (
 	"cmp"
@@ -13,12 +12,9 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// AwaitOwnGone waits until the znode of a shared [Creation] is deleted. It also returns if another
-// session has created its own znode there since the deletion. In that case, a watch that is set
-// again after an outage reports a change, not the deletion. A change of the data does not wake
-// AwaitOwnGone, see AwaitGone. AwaitOwnGone does not believe the event of the deletion, for the
-// reason that [OwnWatch] has: it reads the children again. So at the end of a session, the error is
-// ErrEnded.
+// AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has
+// created its own znode there since. Like [OwnWatch], it reads the children again after an event. So at
+// the end of a session, the error is ErrEnded.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
@@ -38,20 +34,17 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 	}
 }
 
-// SetOwn writes the data of the znode of a shared [Creation]. The error is NoNode if that znode is
-// deleted, even if another session has created its own znode there since. Then nothing was written.
-// SetOwn costs 1 request. The first call after an outage reads the znode first, which costs 2 more
-// requests. Only one call for a path may be under way.
+// SetOwn writes the data of the znode of a shared [Creation]. If that znode is deleted, the error is
+// NoNode, and nothing was written. Only one call for a path may be under way.
 func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
-	stat, on, err := whileOurs(ctx, inc, path, inc.lookAtOwn, func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
+	stat, over, err := whileOurs(ctx, inc, path, inc.lookAtOwn, func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
 	if err == nil {
-		inc.own.Store(path, sighting{on, stat.Version})
+		inc.own.Store(path, sighting{over, stat.Version})
 	}
 	return err
 }
 
-// RemoveOwn deletes the znode of a shared [Creation] in the background. Unlike Remove, it never deletes a
-// znode that another session has created there since.
+// RemoveOwn deletes the znode of a shared [Creation] in the background.
 func (inc *Incarnation) RemoveOwn(path string) *Deletion {
 	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error { return inc.removeOwn(path) }})
 }
@@ -63,11 +56,10 @@ func (inc *Incarnation) removeOwn(path string) error {
 	return err
 }
 
-// The type `sighting` is the create or the last write of a znode of ours whose name is not unique.
-// It has the znode's version, and a channel that is closed when the connection of that request has
-// ended.
+// The type `sighting` is the create or the last write of a znode of ours whose name is not unique:
+// the connection of that request, and the version of the znode.
 type sighting struct {
-	on      <-chan struct{}
+	over    *conn.Conn
 	version int32
 }
 
@@ -98,56 +90,47 @@ func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) err
 }
 
 // whileOurs makes attempts at c until one is answered. c is an operation on our znode at path, and
-// expects the given version of that znode. Other clients may create another znode of this name. If
-// `look` finds that the znode is not ours, the error is NoNode. The returned channel is closed when
-// the connection over which c was answered has ended. whileOurs uses the last sighting, and removes
-// it: no watch may guard the znode from then on.
+// expects the given version of that znode. If `look` finds that the znode is not ours, the error is
+// NoNode. The result `over` is the connection over which c was answered. whileOurs uses the last
+// sighting, and removes it: no watch may guard the znode from then on.
 //
 // While the connection of the last sighting lasts, a watch reports the deletion of the znode. After
-// an outage, or after an attempt without a reply, the znode may have been deleted, and another
-// client may have created another znode. In both cases, whileOurs calls `look` before it sends c.
-// `look` is a fresh read, so it shows the result of an earlier attempt: that attempt is not
-// executed later (see Find). The operation c is sent only over a connection that existed before
-// `look`, so there is no outage between `look` and c.
+// an outage, or after an attempt without a reply, whileOurs calls `look` before it sends c. `look` is
+// a fresh read, so it shows the result of an earlier attempt: that attempt is not executed later (see
+// Find). The connection of c existed before `look`, so there is no outage between the two.
 //
-// If our znode is deleted, and the event has not arrived yet, only the version distinguishes our
-// znode from another client's znode at the same path. If another client has written our znode, its
-// version also differs, and `look` reads the znode again.
-func whileOurs[T any](ctx context.Context, inc *Incarnation, path string, look func(ctx context.Context, path string) (*zk.Stat, error), c func(version int32) call[T]) (v T, on <-chan struct{}, err error) {
-	seen := sighting{on: ClosedChan}
+// If our znode is deleted, and the event has not arrived yet, only the version distinguishes it from
+// another client's znode.
+func whileOurs[T any](ctx context.Context, inc *Incarnation, path string, look func(ctx context.Context, path string) (*zk.Stat, error), c func(version int32) call[T]) (v T, over *conn.Conn, err error) {
+	var seen sighting
 	if last, ok := inc.own.LoadAndDelete(path); ok {
 		seen = last.(sighting)
 	}
 	err = inc.repeat(ctx, func() error {
-		l, err := inc.openConn(ctx)
-		if err != nil {
+		if over, err = inc.openConn(ctx); err != nil {
 			return err
 		}
-		// If the connection l has ended, this channel belongs to the next connection. But then l
-		// takes no request.
-		on = inc.Disconnection()
-		if IsClosed(seen.on) {
+		if seen.over != over {
 			stat, err := look(ctx, path)
 			if err != nil || stat == nil {
 				return cmp.Or(err, zk.ErrNoNode)
 			}
 			seen.version = stat.Version
 		}
-		seen.on = ClosedChan
+		seen.over = nil
 		p := newPending(c(seen.version))
-		l.Send(p)
+		over.Send(p) // fails if the connection has ended
 		if v, err = p.Wait(ctx, inc); IsBadVersion(err) {
 			return errAgain
 		}
 		return err
 	})
-	return v, on, err
+	return v, over, err
 }
 
-// GetThenRemove reads the znode at path and deletes `own`, an ephemeral znode with a unique name,
-// in one round trip. The read comes first. If the connection is lost before the reply to the read,
-// the read is repeated, perhaps after the deletion. err is the error of the deletion. NoNode means
-// that another client has deleted `own`.
+// GetThenRemove reads the znode at path and then deletes `own`, an ephemeral znode with a unique name,
+// in one round trip. If the connection is lost before the reply to the read, the read is repeated,
+// perhaps after the deletion. err is the error of the deletion.
 func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
 	read, err := start(ctx, inc, getCall(path))
 	if err != nil {

@@ -1,7 +1,6 @@
 package session
 
-// This file watches the znodes that a session holds. The method Vanished of the owner handles a
-// deletion.
+// This file watches the znodes that a session holds.
 
 import (
 	"sync"
@@ -16,12 +15,9 @@ import (
 // The OwnWatch calls Vanished if another client deletes the znode. It costs no goroutine, and no
 // request for a znode that is held for less than ownWatchAfter.
 //
-// The watch is set by a listing of the znode's children; an ephemeral znode has none. The watch
-// fires when the znode is deleted. If the znode is deleted before the listing, the listing fails
-// with NoNode. A lagging server cannot cause that failure: the same session has already received
-// the reply to the request that created the znode. The client also finds a deletion that happens
-// while there is no connection. It sets the watch again before it sends anything else, and the
-// server answers with the missed event.
+// A listing of the znode's children sets the watch; an ephemeral znode has none, so the watch fires
+// only when the znode is deleted. If the znode is deleted before the listing, the error is NoNode. A
+// lagging server cannot cause that error, because the session has received the reply to the create.
 //
 // The owner calls Drop before it deletes the znode itself. Vanished may still be called at that
 // time. So the owner calls Drop under a lock, and checks in Vanished, under the same lock, whether
@@ -41,8 +37,7 @@ type OwnWatch struct {
 // its owner waited keeps that watch.
 const ownWatchAfter = 10 * time.Millisecond
 
-// LookAgainAfter is the time after which a refused read of a held znode is repeated: the znode's
-// ACL may have changed by then.
+// LookAgainAfter is the time after which a refused read of a held znode is repeated.
 const LookAgainAfter = time.Minute
 
 // WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
@@ -51,9 +46,8 @@ func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWa
 	return &OwnWatch{inc: inc, Path: path, owner: owner}
 }
 
-// Made begins the watch: the caller knows that the znode exists. The watch is set after
-// ownWatchAfter. If the znode is watched already, the watch is set at once, which costs no request.
-// Made does nothing after Drop.
+// Made begins the watch: the caller knows that the znode exists. If the znode is watched already, the
+// watch is set at once, which costs no request. Made does nothing after Drop.
 func (o *OwnWatch) Made(watched bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

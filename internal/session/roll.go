@@ -1,7 +1,6 @@
 package session
 
-// This file shares listings among the callers in a session. The callers decide what a listing
-// means.
+// This file shares listings among the callers in a session.
 
 import (
 	"context"
@@ -15,18 +14,16 @@ import (
 //
 // A session has at most one listing of each parent in flight, and one next listing, which is sent
 // when the first is answered. Until then, all callers share the next listing. So ten thousand
-// contenders that arrive together cause a few listings, not ten thousand listings of ten thousand
-// names each, and pings are not delayed.
+// contenders that arrive together cause a few long listings, not ten thousand.
 //
-// A Roll is always sent after the caller has asked for it. If the Roll and the caller's earlier
-// requests are sent over the same connection, the server executes the Roll after those requests.
-// But the connection may be replaced before the Roll is sent. So the caller looks for the znode
-// that it has created. If the znode is listed, the Roll is newer than the znode. If it is not
-// listed, that proves nothing, and the caller asks for another Roll.
+// A Roll is sent after the caller has asked for it. Over the same connection, the server executes it
+// after the caller's earlier requests. But the connection may be replaced between them. So the caller
+// looks for the znode that it has created: if the Roll lacks the znode, that proves nothing, and the
+// caller asks for another Roll.
 type Roll struct {
 	pending[listing]
 	inc  *Incarnation
-	next *Roll // while this Roll is in flight: the next, which is not sent yet; nil if no caller has asked for it; guarded by inc.rollMu
+	next *Roll // while this Roll is in flight: the next, or nil; guarded by inc.rollMu
 
 	mu   sync.Mutex
 	made any    // the result of Make; guarded by mu

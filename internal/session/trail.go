@@ -11,35 +11,23 @@ import (
 
 // The type `trail` records the servers at which a session has left writes without a reply.
 //
-// A write that was sent over server A may still be on its way from A to the leader when the
-// connection to A ends. The leader checks the session's server only when it takes the write from
-// a queue. It refuses the write if the session is at another server by then. So there are three
-// cases:
+// When the connection to a server A ends, such a write may still be on its way from A to the leader.
+// The leader refuses the write if the session is at another server when it takes the write from its
+// queue. A direct return to A is safe: all later requests reach the leader after the write. A move to
+// B is safe, too: a read over B that follows another write, or the first sync of the connection, shows
+// the outcome. But if the session then returns to A, the leader learns that at once, with the write
+// still in the queue. It executes the write, although a read over B has found that it was not executed.
 //
-//   - The session returns to A directly. All requests over the new connection reach the leader
-//     after the write. So a read over that connection shows the outcome of the write.
-//   - The session moves to B, and stays there or moves on to C. The leader may execute the write
-//     before it learns of B. Then a read over B shows the write, if the read follows another write,
-//     or the first sync of the connection. Otherwise, the leader refuses the write.
-//   - The session moves to B and back to A. A read over B does not find the write. Then A asks the
-//     leader for the session. This request comes after the write, but it changes the session's
-//     server at once, and the write is still in the queue. So the leader executes the write,
-//     although a read has found that it was not executed.
+// So the session does not return to A soon after B has answered. It waits for SyncLimit or the session
+// timeout, whichever is longer: by then, A has forwarded the write, or the leader has dropped A. Then
+// it waits for the reply to another write, which it sends over B after that time (see
+// Incarnation.writeAfter): the leader takes both writes from one queue, in order. Without such a
+// reply, it waits twice as long.
 //
-// Therefore the session does not return to A soon after it has moved to another server. It waits
-// for SyncLimit or the session timeout, whichever is longer. A gets nothing after the client has
-// closed the connection (Conn.Close). So by then, A has forwarded the write, or the leader has
-// dropped A. But the write may still be in the leader's queue. So the session returns only after
-// the reply to another write that the client has sent over another server since then. The leader
-// takes both from one queue, in order. So the client sends a write at that time: see
-// Incarnation.caughtUp. Without such a reply, the session waits twice as long.
-//
-// There is a fourth case. The session tries to return to A directly, and A is silent, so the session
-// moves to B. The handshake may reach the leader later, right after the write. Then it does the same
-// as a return to A. So while the session avoids A, the writes have no outcome: their senders wait, and
-// do not look for the writes over B. See `caughtUp`. If A closes the connection instead,
-// the client assumes that A has not passed on the handshake. Otherwise, each write would wait that
-// long after an election, during which all servers close their connections.
+// If A is silent to the handshake of a direct return, and the session moves to B, that handshake may
+// follow the write as a return would. So the senders of the writes wait, too: see `caughtUp`. If A
+// closes the connection instead, the client assumes that A has not passed on the handshake. Otherwise,
+// each write would wait after an election, during which all servers close their connections.
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
@@ -57,9 +45,8 @@ type exit struct {
 }
 
 // SyncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
-// configuration: 5 ticks of 2 s. After that, a write that the server has not forwarded is lost. If
-// the session timeout is longer than SyncLimit, the client uses the timeout instead, because
-// operators usually choose it to fit the servers' ticks.
+// configuration: 5 ticks of 2 s. Operators usually choose a longer session timeout if they choose
+// longer ticks.
 const SyncLimit = 10 * time.Second
 
 // The method `leave` is called when the connection to a server has ended. The argument `late` is the
@@ -84,9 +71,8 @@ func (t *trail) unanswered(addr string) {
 }
 
 // caughtUp is called when a server that continues the session has answered the sync with which the
-// connection begins. The sync came after every request that this server has ever forwarded for the
-// session. Before that answer, the client has read nothing over the connection, so no read can have
-// missed a write. Until a server answers the sync, the session may return to any server.
+// connection begins. Before that answer, the client has read nothing over the connection, so no read
+// can have missed a write, and the session may return to any server.
 //
 // caughtUp returns the writes without a reply. From now on, the session avoids the servers that it
 // has left. It left the last of them at the time `since`, which is zero without such a server. If

@@ -196,7 +196,7 @@ func (inc *Incarnation) Set(ctx context.Context, path string, data []byte, versi
 // If a reply is lost, the repetition may find the znode of the first attempt, and report false. A
 // caller that must know whether it created the znode writes unique data into it.
 func (inc *Incarnation) Create(ctx context.Context, path string, data []byte) (bool, error) {
-	return inc.addBelow(ctx, Dir{}, path, func() call[string] { return inc.createCall(path, data, zk.FlagPersistent) })
+	return inc.addDir(ctx, path, Dir{Path: path, Data: append([]byte{}, data...), Kept: true})
 }
 
 // ReleaseTime is the time for which a release without a context waits for its result. Before that,
