@@ -1,8 +1,6 @@
 package session
 
-// This file creates ephemeral znodes. If the reply to a create is lost, CreateEphemeral either
-// finds the znodes that its request has created, or deletes them in the background. verbs.go
-// creates the other znodes.
+// This file creates ephemeral znodes. verbs.go and dir.go create the other znodes.
 
 import (
 	"bytes"
@@ -56,19 +54,16 @@ type Creation struct {
 // new as the one before it.
 //
 // A request without a reply may have been executed. With GUID, the servers complete the name, so
-// CreateEphemeral then looks for a child whose name begins with GUID. A reply that lacks the
-// completed name ends the attempts, with conn.ErrProtocol. Without GUID, CreateEphemeral sends the
-// request again. If the reply to the new request is NodeExists, an earlier request was executed,
-// because no other client creates the name. With `Shared`, another client may create the name, so
-// CreateEphemeral then checks that the znode belongs to this session. If another client deletes the
+// CreateEphemeral then looks for a child whose name begins with GUID. Without GUID, it sends the
+// request again. NodeExists then means that an earlier request was executed. With `Shared`,
+// CreateEphemeral also checks that the znode belongs to this session. If another client deletes the
 // znode before the listing, CreateEphemeral creates a new znode. A deletion after the listing is a
 // loss, and the owner of the znode learns of it.
 //
-// If ctx ends, or after any other error, no znode stays: in the background, c.Undo deletes the
-// znodes that may have been created. So the znodes must be ephemeral, and the names must not be
-// used again until `Undo` has ended. If c has `Holds`, the error is ErrVanished if the znode of the
-// first check does not exist. The error is NoNode if the znode of another check, or `Dir`, does not
-// exist. Then the caller decides what to do.
+// After an error, no znode stays: in the background, c.Undo deletes the znodes that may have been
+// created. Until `Undo` has ended, their names must not be used again. If c has `Holds`, the error is
+// ErrVanished if the znode of the first check does not exist, and NoNode if the znode of another
+// check, or `Dir`, does not exist.
 func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err error) {
 	call, err := inc.creation(c)
 	if err != nil {
@@ -114,10 +109,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 			c.Path = path
 		case errors.Is(err, ErrEnded):
 			return err // the znodes, which are ephemeral, end with the session
-		case c.GUID != "" && errors.Is(err, conn.ErrProtocol):
-			// The server may have created the znode, but its reply does not have the name that the
-			// server has completed. The caller learns that the server is broken, and c.Undo deletes
-			// the znode. Without GUID, the client knows the name, and sends the request again.
+		case c.GUID != "" && errors.Is(err, conn.ErrProtocol): // a broken server has not told the completed name
 			return end(err)
 		case c.GUID != "" && open && ctx.Err() == nil:
 			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)
@@ -164,10 +156,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 			}
 			return end(err)
 		}
-		// The listing shows that Dir does not exist. The listing is newer than the creation, even if it
-		// came over a later connection, because no reply there is older than an earlier reply. So Dir was
-		// deleted after the creation. Our znode was deleted before Dir, because a parent with children
-		// cannot be deleted. No caller has seen the znode.
+		// The listing, which is newer than the creation, shows that Dir does not exist. So our znode was
+		// deleted, and then Dir. No caller has seen the znode.
 		c.Path, open = "", false
 		return errAgain
 	})
@@ -197,9 +187,8 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 }
 
 // The method `reserve` is ephemerals.reserve. But if there is no room, it first looks which of the
-// znodes exist: other clients may have deleted some. For example, any process may end the last task
-// that this process has added to a WaitGroup. It looks once a second for all callers, so a caller
-// may wait that long.
+// znodes other clients have deleted. It looks once a second for all callers, so a caller may wait that
+// long.
 func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
 	e := &inc.ephemerals
 	if size, err = e.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
@@ -303,12 +292,10 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	return nil
 }
 
-// readBehind makes the reads of c after the znodes of c were created. It repeats a read that was not
-// answered. The error is NoNode if the listing of Dir shows that Dir was deleted since.
-//
-// No read may be older than the read before it. So if readBehind repeats a listing of `Also`, it
-// repeats all later ones too, even if they were answered: a server that is overloaded refuses one
-// request and answers the next.
+// readBehind waits for the reads of c, and repeats a read that was not answered. The error is NoNode if
+// the listing of Dir shows that Dir was deleted since. No read may be older than the read before it, and
+// a server that is overloaded refuses one request and answers the next. So if readBehind repeats a
+// listing of `Also`, it repeats all later ones, too.
 func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
 	if c.List {
 		if c.roll != nil {
@@ -317,8 +304,7 @@ func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error)
 				return err
 			}
 		}
-		// If the listing was not sent, or its reply was lost, or the connection changed between the two
-		// requests, list again.
+		// If the reply was lost, or the connection was replaced between the two requests, list again.
 		if c.Roll = c.roll; c.roll == nil || err != nil || !c.roll.Has(BaseName(c.Path)) {
 			if c.Roll, err = inc.Roll(ctx, c.Dir.Path); err != nil {
 				return err
@@ -359,9 +345,8 @@ func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], rea
 }
 
 // The method `undo` deletes, in the background, the znodes that c may have created. It begins when
-// the last request of c is over. If that request has no reply, the name of the znode may be unknown,
-// and a search looks for it. If the servers refuse to list or to delete the znodes, they end with
-// the session: see Deletion. At the end, `undo` calls the function `then`.
+// the last request of c is over. If that request has no reply, a search looks for the znode of GUID. At
+// the end, `undo` calls the function `then`.
 func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 	made, d := c.made, inc.deletion(&Deletion{Paths: c.Paths, Then: then})
 	switch {
@@ -400,9 +385,7 @@ func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, err
 }
 
 // findIn returns the path of the listed child of dir whose name begins with guid, or with Curator's
-// form of guid. It returns "" if there is no such child. A name that contains guid behind another
-// prefix does not match. For example, the name of an Election's wish may contain the GUID of a
-// candidate.
+// form of guid, or "". Behind another prefix, a name may contain the GUID of another znode.
 func findIn(names []string, dir, guid string) string {
 	protected := ProtectedName(guid, "")
 	for _, name := range names {
@@ -420,12 +403,10 @@ func findIn(names []string, dir, guid string) string {
 // is true, the outcome is unknown. After any other error, the transaction was not applied, and will
 // not be.
 //
-// If a reply is lost, MakeAndLeave needs no log to find out the outcome, because no client creates
-// the name of `own` again. While `own` exists, no attempt has been applied. Once `own` is deleted,
-// no further attempt can be applied. Then either our attempt has deleted `own` and created the
-// znode at path, or another client has deleted `own`. The znode at path shows which of the two
-// happened. If our znode is not at path, the error is ErrVanished. Even then, our attempt may have
-// created the znode, and the znode may have been deleted since.
+// MakeAndLeave needs no log, because no client creates the name of `own` again. While `own` exists, no
+// attempt was applied; afterwards, none can be applied. The znode at path shows whether our attempt has
+// deleted `own`, or another client. If our znode is not at path, the error is ErrVanished. Even then,
+// our attempt may have created the znode, and the znode may have been deleted since.
 func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
 	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
 		return false, false, ErrTooLarge
@@ -449,8 +430,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	})
 	switch {
 	case err == nil:
-		// The read followed directly, over the same connection. So the read has seen our znode, or
-		// a later znode at path.
+		// The read over the same connection has seen our znode, or a later znode at path.
 		n, e := read.Wait(ctx, inc)
 		return e == nil && bytes.Equal(n.Data, data), false, nil
 	case OutcomeOf(err) != Answered: // err is ErrEnded, because ctx does not end

@@ -1,7 +1,6 @@
 package session
 
-// This file deletes znodes, at once or in the background. deletions.go has the queue of background
-// deletions. own.go deletes znodes that another session may have created again.
+// This file deletes znodes. deletions.go has the queue of background deletions.
 
 import (
 	"context"
@@ -13,16 +12,13 @@ import (
 // session has ended. (The end of a session deletes its ephemeral znodes.) It repeats refused
 // attempts, because the servers may permit them later.
 //
-// Other clients may wait for the deletion of an ephemeral znode, so a refusal must not last. If the
-// servers still refuse after a session timeout, the client abandons the session, and the other
-// holds of the session are lost, with LossGivenUp. So no client waits longer for a process that has
-// released its hold than for a process that has crashed.
+// Other clients may wait for the deletion of an ephemeral znode. So if the servers still refuse after
+// a session timeout, the client abandons the session, and its other holds are lost, with LossGivenUp.
+// Then no client waits longer for a process that has released its hold than for one that has crashed.
 //
 // Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each
-// znode gets a Deletion of its own (see `split`), because one missing znode or one refused deletion
-// makes the whole transaction fail. Only one attempt is under way at a time. The unexported fields
-// belong to the goroutine that handles the Deletion: the sender of the attempt, then the reader of
-// the reply, then the method `run`.
+// znode gets a Deletion of its own: see `split`. The unexported fields belong to the goroutine that
+// handles the Deletion: the sender of the attempt, then the reader of the reply, then the method `run`.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // if not nil: deletes the znodes, and repeats a request without a reply; called again after a refusal
@@ -62,8 +58,7 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 }
 
 // The method `split` replaces the attempts at d by parts: Deletions that each delete a group of the
-// znodes of d. d ends when all parts have ended. The error of d is the worst error of a part (see
-// `Worse`).
+// znodes of d. When all parts have ended, d ends with their worst error.
 func (d *Deletion) split(groups [][]string) {
 	var mu sync.Mutex
 	var worst error
@@ -98,9 +93,8 @@ func (inc *Incarnation) Tidy(d *Deletion) *Deletion {
 	return inc.Delete(d)
 }
 
-// RemoveNow deletes znodes with unique names, and waits. The error is NoNode if a znode certainly
-// did not exist. If the servers refuse, the znodes stay. If ctx ends, the deletion continues in the
-// background.
+// RemoveNow deletes znodes with unique names, and waits. If the servers refuse, the znodes stay. If ctx
+// ends, the deletion continues in the background.
 func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
 	if ctx.Err() != nil {
 		return CtxErr(ctx)
@@ -160,8 +154,8 @@ func (d *Deletion) Await(limit time.Duration) {
 }
 
 // Result waits for d, the deletion of a hold's znodes, and returns nil or an ErrLost. It does not
-// wait long, and not at all without a connection: the deletion continues in the background. A
-// refusal by the servers is no error, because a refusal does not last: see Deletion.
+// wait long, and not at all without a connection. A refusal by the servers is no error, because it does
+// not last: see Deletion.
 func (d *Deletion) Result() error {
 	d.Await(ReleaseTime)
 	// Several cases may be true. A known result comes before a possible loss.

@@ -1,7 +1,6 @@
 package session
 
-// This file decides when each attempt at a background deletion is made. deletion.go has the
-// deletions themselves.
+// This file decides when each attempt at a background deletion is made.
 
 import (
 	"cmp"
@@ -19,17 +18,12 @@ import (
 // The type `deletions` is the queue for the [Deletion]s of one ZooKeeper session.
 //
 // The caller sends a deletion, and the reading goroutine ends it with the reply. So while servers
-// answer, a deletion costs no goroutine. One goroutine executes `run`: it keeps all
-// deletions that wait for a connection or for their next attempt. This goroutine exists only while
-// deletions wait. When there is a connection again, `run` sends them all in one write.
+// answer, a deletion costs no goroutine. While deletions wait for a connection or for their next
+// attempt, one goroutine executes `run`. When there is a connection again, `run` sends them all in one
+// write.
 //
-// If an abandoned request may still create a znode, the deletion of that znode waits for the reply
-// to the request, without a goroutine: see Incarnation.undo. If the request has no reply, the name of
-// the znode is unknown, and `search` looks for the znodes of all such requests together. It also
-// does that for callers that want to keep the znode: see Incarnation.Find.
-//
-// A deletion by a function has a goroutine while the function runs, but none between two
-// attempts.
+// If a create has no reply, the name of its znode may be unknown. Then `search` looks for the znodes of
+// all such creates together: to delete them (Incarnation.undo), or to keep them (Incarnation.Find).
 type deletions struct {
 	inc *Incarnation
 
@@ -45,7 +39,7 @@ func (inc *Incarnation) deletions() *deletions {
 	return shared.Attached(&inc.Attached, func() *deletions { return &deletions{inc: inc, bell: make(chan struct{}, 1)} })
 }
 
-// The method `wait` adds d to the deletions of `run`, and does not block.
+// The method `wait` adds d to the deletions of `run`.
 func (q *deletions) wait(d *Deletion) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -57,7 +51,7 @@ func (q *deletions) wait(d *Deletion) {
 	q.ring()
 }
 
-// The method `ring` wakes `run`, which then looks at the deletions again.
+// The method `ring` wakes `run`.
 func (q *deletions) ring() {
 	select {
 	case q.bell <- struct{}{}:
@@ -65,8 +59,8 @@ func (q *deletions) ring() {
 	}
 }
 
-// passPause is the shortest sleep of `run` when it waits for a deletion to become due. So deletions
-// that become due at slightly different times share a pass.
+// passPause is the shortest sleep of `run`. So deletions that become due at slightly different times
+// share a pass.
 const passPause = 5 * time.Millisecond
 
 // The method `run` makes attempts at the waiting deletions until none is left.
@@ -114,8 +108,7 @@ func (q *deletions) run() {
 		if connected {
 			up = nil // wait for the time, not for a connection
 		}
-		// Several cases may be ready at once; whichever is picked, the next pass looks at all
-		// deletions.
+		// If several cases are ready, any choice is right: the next pass looks at all deletions.
 		select {
 		case <-q.bell:
 		case <-up:
@@ -196,12 +189,10 @@ func (d *Deletion) request() conn.Request {
 // creates of these znodes have no reply.
 //
 // The result is certain, for this reason. The search begins with a write that changes nothing (see
-// `flush`). When the reply to that write comes, the server has applied every earlier request of
-// this session that reached the leader. An earlier request that has not reached the leader cannot
-// be applied any longer: the leader refuses it with SessionMoved, because it comes from a server
-// that the session has left. A sync alone is not enough if the server is the leader: the leader
-// answers a sync of its own client at once, before its pending proposals are committed. If the write
-// or the sync was not executed, for example because the server is overloaded, the listings prove
+// `flush`). When its reply comes, the server has applied every earlier request of this session that
+// reached the leader. Another request cannot be applied any longer: the leader refuses it with
+// SessionMoved. A sync alone is not enough: the leader answers a sync of its own client at once, before
+// its pending proposals are committed. If the write or the sync was not executed, the listings prove
 // nothing, and the search is repeated.
 func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 	if len(lost) == 0 {
@@ -241,8 +232,8 @@ func (d *Deletion) found(path string) {
 	}
 }
 
-// The method `attempted` is called when an attempt is over. The reading goroutine may call it, so
-// everything that may block is left to the method `run`.
+// The method `attempted` is called when an attempt is over, perhaps by the reading goroutine. So it
+// leaves to the method `run` what may block.
 func (d *Deletion) attempted(err error) {
 	d.err = err
 	switch {
