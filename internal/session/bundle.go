@@ -1,7 +1,6 @@
 package session
 
-// This file reads the data of many znodes with few requests. Znodes may change during the reads, so
-// the result is no snapshot.
+// This file reads the data of many znodes with few requests.
 
 import (
 	"bytes"
@@ -17,11 +16,10 @@ import (
 )
 
 // The client reads znodes in bundles: a single request reads all znodes of a bundle. A server
-// assembles the whole reply in memory, and crashes if its memory is too small. The client learns
-// the size of a znode only when it receives the data, and the size of one znode says little about
-// the size of the next znode. So each call begins with small bundles. The bundles grow with each
-// round while all znodes are small. The bundles are smaller after recent reads of large znodes. If
-// the connection broke during a bundle, the client reads it in two halves.
+// assembles the whole reply in memory, and crashes if its memory is too small. The client cannot know
+// the size of a znode before it receives the data. So each call begins with small bundles, which grow
+// with each round while all znodes are small. If the connection broke during a bundle, the client
+// reads it in two halves.
 //
 // Several bundles are read at once. The total of their bytes stays below roundBytes even if every
 // znode has the size of the largest recent znode.
@@ -80,9 +78,8 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 	return bundles
 }
 
-// getBundle reads a bundle. If there is no reply, the server may have crashed because of the size of
-// the reply. Then getBundle reads the two halves. The argument `try` counts the earlier attempts at
-// larger bundles with these znodes.
+// getBundle reads a bundle, or its two halves if there is no reply. The argument `try` counts the
+// earlier attempts at larger bundles with these znodes.
 func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) (nodes []Node, err error) {
 	if len(paths) == 1 || inc.Manager.noBundles.Load() {
 		return getEach(ctx, paths, read)
@@ -137,8 +134,7 @@ func getEach(ctx context.Context, paths []string, read func(ctx context.Context,
 
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
 // only the Stat. ZooKeeper 3.8.4 and 3.9.2 and newer versions refuse the Stat, too: then it is a
-// Stat for which Concealed returns true. Such a znode costs up to 128 requests, because its
-// neighbours in `paths` are then read one by one.
+// Stat for which Concealed returns true. Such a znode costs up to 128 requests.
 func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
 	return inc.getAll(ctx, paths, bundleFirst, inc.getVisible)
 }

@@ -1,6 +1,6 @@
 package session
 
-// This file creates the parent znodes of a primitive's znodes. vet.go checks their ACLs.
+// This file creates the parent znodes of a primitive's znodes.
 
 import (
 	"context"
@@ -25,8 +25,7 @@ type Dir struct {
 	Kept bool   // the Dir is persistent, because other programs create it once and then need it
 }
 
-// The method `owns` reports whether the znode at path belongs to the primitive: it is the Dir, or,
-// with `Part`, the znode above the Dir.
+// The method `owns` reports whether the znode at path belongs to the primitive.
 func (d Dir) owns(path string) bool {
 	return path == d.Path || d.Part && path == ParentPath(d.Path)
 }
@@ -49,14 +48,10 @@ func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 }
 
 // missingDirs is called when a create in dir has failed because dir is missing. It returns the
-// parents that the caller creates in the same batch as the znode in dir. They are dir and all paths
-// above it, because the caller does not know which of them exist. The result is nil if such a batch
-// was tried already. It is also nil if the session has its own ACL: then the session creates the
-// parents one by one, because it must know which of them another client has created.
-//
-// The replies to these creates do not matter. If a znode exists, the reply is NodeExists, or NoAuth
-// if the session has no permission to create it. If a missing znode cannot be created, the request
-// for its child fails with NoNode again.
+// parents that the caller creates in the same batch as the znode in dir: dir and all paths above it.
+// The replies to these creates do not matter: if a missing znode cannot be created, the request for its
+// child fails with NoNode again. The result is nil if such a batch was tried already. It is also nil if
+// the session has its own ACL, and must know which parents another client has created.
 func (inc *Incarnation) missingDirs(dir string, tried []string) (dirs []string) {
 	if tried != nil || inc.Manager.protects() {
 		return nil

@@ -1,7 +1,6 @@
 package session
 
-// This file maintains a snapshot of the children of a znode, with their data. It does not interpret
-// the data.
+// This file maintains a snapshot of the children of a znode, with their data.
 
 import (
 	"context"
@@ -13,17 +12,13 @@ import (
 )
 
 // The type `follower` maintains a snapshot of the children of one znode, with their data, within
-// one ZooKeeper session. Its user receives each snapshot that differs from the last.
+// one ZooKeeper session.
 //
 // The follower has a watch on the list, and a watch on each child. A snapshot is consistent, for
 // this reason. Each part (the list, or a child) was read with its watch set. So the part is current
 // until its watch fires. A server sends the events and replies of a session in the order of the
 // transactions that they show. So when the last reply arrives, every earlier event has arrived. If
 // no watch has fired by then, all parts were current at the moment of the last reply.
-//
-// No reply is older than an earlier reply: a server accepts the session's connection only if it has
-// applied every transaction that the session has read. An event only makes the follower read again.
-// So if the connection is lost between an event and the read, that costs only time.
 type follower struct {
 	inc *Incarnation
 	dir string
@@ -38,10 +33,8 @@ type follower struct {
 	bell   chan struct{}       // gets a token when `relist` or `stale` is set
 }
 
-// sameState reports whether two reads have seen the same state of a child: the transactions that
-// created and last wrote the child, and the time of the last write, are the same. If the servers have
-// lost their data and zxids begin again, two states can have the same zxids, and only their times
-// differ.
+// sameState reports whether two reads have seen the same state of a child. If the servers have lost
+// their data and zxids begin again, two states can have the same zxids, and only their times differ.
 func sameState(a, b Node) bool {
 	return a.Stat.Czxid == b.Stat.Czxid && a.Stat.Mzxid == b.Stat.Mzxid && a.Stat.Mtime == b.Stat.Mtime
 }
@@ -65,10 +58,11 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 			stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1),
 		}
 		defer f.close()
-		// The first snapshot must not be older than the call. A later session would not need the
-		// sync: the transaction that created that session is newer than every earlier snapshot, and
-		// the session's server has applied the transaction.
-		lost := f.connectionLost(confirm)
+		// Because of the sync, the first snapshot is not older than the call.
+		lost := inc.Ctx.Done()
+		if confirm {
+			lost = inc.Disconnection()
+		}
 		if err := inc.Sync(ctx, dir); err != nil {
 			return err
 		}
@@ -78,13 +72,12 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 				return err
 			}
 			if IsClosed(lost) {
-				// The snapshot may be from before the loss. On the next connection, before its first reply, the
-				// server sends the missed events and sets our watches. Because of the sync below, the next
-				// snapshot is not older than the ensemble's state at the time of the sync.
+				// The snapshot may be from before the loss. The next server sends the missed events before
+				// the reply to the sync.
 				if err := inc.Connection(ctx); err != nil {
 					return err
 				}
-				lost, unconfirmed = f.connectionLost(confirm), true
+				lost, unconfirmed = inc.Disconnection(), true
 				if err := inc.Sync(ctx, dir); err != nil {
 					return err
 				}
@@ -101,8 +94,7 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 				}
 				last, unconfirmed = now, false
 			}
-			// Several cases may be ready at once; whichever is picked, nothing is lost: the flags
-			// behind the bell stay set until catchUp reads them.
+			// If several cases are ready, any choice is right: catchUp reads the flags behind the bell.
 			select {
 			case <-f.bell:
 			case <-lost:
@@ -115,15 +107,6 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 	})
 }
 
-// connectionLost returns a channel that is closed when the present connection is lost. If
-// `interest` is false, the channel is closed when the session ends.
-func (f *follower) connectionLost(interest bool) <-chan struct{} {
-	if !interest {
-		return f.inc.Ctx.Done()
-	}
-	return f.inc.Disconnection()
-}
-
 // maxRounds is the number of rounds after which a follower returns a snapshot even though children
 // still change.
 const maxRounds = 8
@@ -131,8 +114,7 @@ const maxRounds = 8
 // catchUp works in rounds. Each round reads the parts that may have changed. If no watch has fired
 // by the end of a round, all parts were current at one moment, and catchUp returns. A child that
 // has changed once during the call is read in every later round. So even if many children change
-// all the time, few of them change within a round. If some children still change, catchUp stops
-// after maxRounds, and the parts are from the last few round trips.
+// all the time, few of them change within a round.
 func (f *follower) catchUp(ctx context.Context) error {
 	hot := make(map[string]struct{})
 	for range maxRounds {

@@ -14,28 +14,25 @@ import (
 // ErrMixed means that the path is used by another kind of primitive, or with another layout.
 var ErrMixed = errors.New("the path has another use")
 
-// The servers must not delete a znode in which a confirmed write has stored a value. This file
-// makes sure of that.
+// This file makes sure that the servers do not delete a znode in which a confirmed write has stored a
+// value.
 //
 // Servers delete an ephemeral znode with its session, and a container when it has become empty. No
 // Stat shows that a znode is a container. Our own containers are marked by their data: see [Dir]. A
 // container of another program has no data, and was never written. This file gives each such znode
-// a persistent child, so the znode never becomes empty. A znode with data holds a value already,
-// and is persistent.
+// a persistent child, so the znode never becomes empty.
 
 // keptBy is the name of a child that keeps a znode from being empty. NameOfKey never returns it.
 const keptBy = "%kept"
 
-// Unstored reports whether a znode contains no value that was stored at its path: it is
-// ephemeral, or the marked parent znode of a primitive.
+// Unstored reports whether a znode is ephemeral, or the marked parent znode of a primitive.
 func Unstored(data []byte, stat *zk.Stat) bool {
 	return stat.EphemeralOwner != 0 || marks.IsParent(data)
 }
 
 // NeverStored is Unstored for a path below which zsync creates no other znode. There, a value may
 // look like the mark of a Map, but a Map's znode has or had children. NeverStored is also true for a
-// znode without data that has or had children: the znode belongs to another program, or is a parent
-// of that program's znodes.
+// znode without data that has or had children: it is the parent of another program's znodes.
 func NeverStored(data []byte, stat *zk.Stat) bool {
 	if stat.EphemeralOwner == 0 && (string(data) == marks.Map || untouched(stat)) {
 		return stat.Cversion != 0
@@ -81,8 +78,7 @@ func (m *Manager) Mixed(path string) error {
 	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a map, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
 }
 
-// The function `untouched` reports whether a znode looks like a parent znode that another program
-// has created.
+// The function `untouched` reports whether a znode may be a container of another program.
 func untouched(stat *zk.Stat) bool { return stat.DataLength == 0 && stat.Version == 0 }
 
 // A Stored is a path at which a primitive stores a persistent value.
@@ -112,8 +108,7 @@ func (at Stored) key() string {
 }
 
 // Storable returns the czxid of the persistent znode of `at`, or 0 if there is none yet. The error
-// is ErrMixed if the servers may delete that znode. A session reads each znode once, unless it uses
-// very many znodes.
+// is ErrMixed if the servers may delete that znode. A session usually reads each znode once.
 func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string
@@ -156,9 +151,8 @@ func (inc *Incarnation) Saw(at Stored, n Node) {
 	}
 }
 
-// The method `outlast` makes sure that the servers do not delete n, the znode of `at`. It records
-// the czxid of n. The error is ErrMixed for the parent znode of a primitive and for an ephemeral
-// znode, and for the znode of a Map if it contains a value.
+// The method `outlast` makes sure that the servers do not delete n, the znode of `at`, and records the
+// czxid of n. The error is ErrMixed if it cannot, or if the znode of a Map contains a value.
 func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 	switch {
 	case n.Stat == nil:

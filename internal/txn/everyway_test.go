@@ -174,7 +174,8 @@ func (s *servers) state(where string) string {
 		for _, l := range s.pool.idle[dir] {
 			fmt.Fprint(&b, " idle ", s.log(l.path), l.version)
 		}
-		fmt.Fprint(&b, s.pool.closed(dir))
+		shut, _ := s.pool.shut.Load(dir)
+		fmt.Fprint(&b, shut)
 	}
 	return b.String()
 }

@@ -1,7 +1,6 @@
 package txn
 
-// This file creates and deletes the logs of transactions. A pool keeps unused logs for later
-// transactions. The transactions are in txn.go.
+// This file keeps the unused logs of transactions for later transactions, or deletes them.
 
 import (
 	"bytes"
@@ -43,7 +42,7 @@ type log struct {
 }
 
 // logACL returns the ACL of a log. It is the session's ACL, but every client with the permission to
-// create also has the permission to write. The session's ACL may lack that permission.
+// create also has the permission to write.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
 	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
@@ -77,11 +76,9 @@ func (l *log) write() any {
 	return &zk.SetDataRequest{Path: l.path, Data: l.holds(true), Version: l.version}
 }
 
-// The method `wrote` reports whether the latest write to the log was our write at l.version. If the
-// argument `transaction` is true, that is the write with the transaction, otherwise the write
-// without it. The two writes, and a write by another client, leave data of different lengths, which
-// the Stat shows. Servers since 3.8.4 and 3.9.2 give the Stat only to clients that may read the
-// log.
+// The method `wrote` reports whether the latest write to the log was our write at l.version, with the
+// transaction or without it. The two writes, and a write by another client, leave data of different
+// lengths, which the Stat shows.
 func (l *log) wrote(transaction bool, stat *zk.Stat) bool {
 	return stat.Version == l.version+1 && int(stat.DataLength) == len(l.holds(transaction))
 }
@@ -93,8 +90,7 @@ func IsLogName(name string) bool {
 	return ok && ok2 && len(guid) == 36 && uuid.Validate(guid) == nil
 }
 
-// IsLog reports whether a znode with the name of a log also has the data of a log. A new log has no
-// data. Later, it has the data of its last write, by a transaction or without one.
+// IsLog reports whether a znode with the name of a log also has the data of a log.
 func IsLog(data []byte, stat *zk.Stat) bool {
 	l := log{version: stat.Version - 1}
 	return stat.EphemeralOwner == 0 && (stat.Version == 0 && len(data) == 0 || bytes.Equal(data, l.holds(true)) || bytes.Equal(data, l.holds(false)))
@@ -108,7 +104,7 @@ type pool struct {
 
 	drop func(inc client, l *log, later bool) // the method `delete`, or its model
 
-	shut shared.Cache[bool] // directories in which the servers do not let us make or write logs
+	shut shared.Cache[bool] // true for directories in which the servers do not let us make or write logs
 
 	mu    sync.Mutex
 	idle  map[string][]*log // by directory; the logs of a directory are in the order of their last use
@@ -138,16 +134,7 @@ const (
 
 func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
 
-// The method `suffix` returns the end of a log's name. Tools recognize a log by this suffix.
-func (p *pool) suffix() string {
-	if p.ephemeral() {
-		return "txn"
-	}
-	return "receipt"
-}
-
-// The method `take` removes a log in `dir` from p, and returns the log. If p has no log there, the
-// result is nil.
+// The method `take` removes a log in `dir` from p, and returns the log, or nil if p has none there.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,18 +148,8 @@ func (p *pool) take(dir string) *log {
 	return l
 }
 
-// The method `closed` reports whether the method `close` was called for `dir`. If so, no logs can
-// be used there.
-func (p *pool) closed(dir string) bool {
-	shut, _ := p.shut.Load(dir)
-	return shut
-}
-
-func (p *pool) close(dir string) { p.shut.Store(dir, true) }
-
-// The method `keep` puts l into the pool for another transaction, or deletes l. If l is ephemeral
-// and not at the root, keep deletes l before the caller continues. Otherwise, the directory of l
-// could not be deleted.
+// The method `keep` puts l into the pool for another transaction, or deletes l. It deletes an ephemeral
+// log that is not at the root, because the directory of the log could not be deleted.
 func (p *pool) keep(inc client, l *log) {
 	dir := session.ParentPath(l.path)
 	if p.ephemeral() && dir != p.m.Full("/") {
@@ -202,8 +179,7 @@ func (p *pool) keep(inc client, l *log) {
 }
 
 // The function `old` removes from p, and returns, the logs that were last used at the time `until`
-// or before. For the logs that remain, `next` is the earliest time of last use. If no log remains,
-// `more` is false.
+// or before. If `more` is true, logs remain, and `next` is their earliest time of last use.
 func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,8 +239,7 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 func (p *pool) delete(client client, l *log, later bool) {
 	inc, m := client.(*session.Incarnation), p.m
 	if p.ephemeral() {
-		// If the servers refuse the deletion, the client tries it again. The session may live for a long
-		// time, and until the deletion, the directory of the log cannot be deleted.
+		// If the servers refuse the deletion, the client tries it again, because the session may live long.
 		d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
 		if session.ParentPath(l.path) != m.Full("/") {
 			d.Await(session.ReleaseTime)

@@ -257,12 +257,13 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 		if t.log, t.made = t.pool.take(dir), false; t.log != nil {
 			return nil
 		}
-		if err, t.made = zk.ErrNoAuth, true; !t.pool.closed(dir) {
+		shut, _ := t.pool.shut.Load(dir)
+		if err, t.made = zk.ErrNoAuth, true; !shut {
 			if t.log, err = t.make(ctx, inc, dir); err == nil || across || session.OutcomeOf(err) != session.Answered {
 				return err
 			}
 			if session.IsAnswer(err, zk.ErrNoAuth) {
-				t.pool.close(dir)
+				t.pool.shut.Store(dir, true)
 			}
 		}
 	}
@@ -275,8 +276,12 @@ func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 
 // The method `make` creates a log in `dir`, and returns the log.
 func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, error) {
+	suffix := "receipt" // tools recognize a log by its suffix
+	if t.pool.ephemeral() {
+		suffix = "txn"
+	}
 	for try := 0; ; {
-		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), t.pool.suffix()))}
+		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), suffix))}
 		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		if session.OutcomeOf(err) == session.Unknown {
 			t.pool.drop(inc, l, true) // the request that creates l may still arrive
@@ -354,7 +359,7 @@ func (t *transaction) renew(inc client, err error) error {
 		if !t.pool.ephemeral() {
 			return err
 		}
-		t.pool.close(session.ParentPath(l.path))
+		t.pool.shut.Store(session.ParentPath(l.path), true)
 	}
 	return nil
 }
