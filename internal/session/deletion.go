@@ -29,15 +29,14 @@ type Deletion struct {
 	Err     error         // nil, NoNode if the znode did not exist, ErrEnded, or for a Deletion with MayStay the last refusal
 	Refused Ending        // ends at the servers' first refusal, which is its cause
 
-	queue *deletions
-	whole *Deletion // the Deletion of which this is a part, or nil; see `split`
-	guid  string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
-	keep  bool      // d only looks for the znode of guid: see Find
-	err   error     // the error of the last attempt
-	mayBe bool      // an unanswered attempt may have been applied
-	tries int       // attempts that have failed
-	due   time.Time // the time of the next attempt
-	limit time.Time // the time at which the client abandons the session; zero: never
+	queue   *deletions
+	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
+	keep    bool      // d only looks for the znode of guid: see Find
+	refusal error     // by which the last attempt has failed, if `run` has not told it yet
+	mayBe   bool      // an unanswered attempt may have been applied
+	tries   int       // attempts that have failed
+	due     time.Time // the time of the next attempt
+	limit   time.Time // the time at which the client abandons the session; zero: never
 }
 
 // Delete begins d.
@@ -64,7 +63,8 @@ func (d *Deletion) split(groups [][]string) {
 	var worst error
 	left := len(groups)
 	for _, paths := range groups {
-		part := d.queue.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, whole: d, mayBe: d.mayBe})
+		part := d.queue.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, mayBe: d.mayBe})
+		part.Refused.AfterFunc(func(err error) { d.Refused.End(err) })
 		part.Then = func() {
 			mu.Lock()
 			worst = Worse(worst, part.Err)

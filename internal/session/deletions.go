@@ -68,19 +68,19 @@ func (q *deletions) run() {
 	var ds []*Deletion
 	for {
 		q.mu.Lock()
-		handed := q.waiting
-		q.waiting, q.running = nil, len(ds)+len(handed) > 0
+		ds = append(ds, q.waiting...)
+		q.waiting, q.running = nil, len(ds) > 0
 		q.mu.Unlock()
-		if len(ds)+len(handed) == 0 {
+		if len(ds) == 0 {
 			return
 		}
-		ds = append(ds, slices.DeleteFunc(handed, q.concluded)...)
 		up, now := q.inc.connection(), time.Now()
 		connected, wake := IsClosed(up), now.Add(time.Hour) // the time to look again
 		// One search at a time looks for all unknown znodes, even if some of their deletions are not due.
 		search := q.searching.Load() == 0 && slices.ContainsFunc(ds, func(d *Deletion) bool { return d.guid != "" && !now.Before(d.due) })
 		var due, left []*Deletion
 		for _, d := range ds {
+			d.tellRefusal()
 			switch {
 			case q.inc.Ctx.Err() != nil:
 				d.over(ErrEnded)
@@ -118,36 +118,19 @@ func (q *deletions) run() {
 	}
 }
 
-// The method `concluded` reports whether d is over because of its last attempt, which has failed.
-// Otherwise, it sets the time of the next attempt.
-func (q *deletions) concluded(d *Deletion) bool {
-	m, outcome := q.inc.Manager, OutcomeOf(d.err)
-	switch {
-	case d.err == nil: // no attempt has been made
-		return false
-	case q.inc.Ctx.Err() != nil:
-		d.over(ErrEnded)
-		return true
-	case d.By != nil && outcome != Answered, d.By == nil && outcome == Answered && d.MayStay:
-		d.over(d.err)
-		return true
-	case outcome != Answered: // the reply is lost, or there is no connection
-		d.mayBe = d.mayBe || outcome == Unknown
-		d.due = time.Now().Add(m.Config.Retry.Delay(d.tries))
-	default:
-		if d.Refused.Cause() == nil {
-			m.Log.Error("zsync: cannot delete; the Session keeps trying", "path", d.Paths[0], "err", d.err)
-			if !d.MayStay {
-				d.limit = time.Now().Add(time.Duration(q.inc.Timeout.Load()))
-			}
-		}
-		for r := d; r != nil; r = r.whole {
-			r.Refused.End(d.err)
-		}
-		d.due = time.Now().Add(m.Config.Retry.Delay(d.tries + 1))
+// The method `tellRefusal` is called after an attempt at d, by a goroutine that may block.
+func (d *Deletion) tellRefusal() {
+	if d.refusal == nil {
+		return
 	}
-	d.tries++
-	return false
+	if d.Refused.Cause() == nil {
+		d.queue.inc.Manager.Log.Error("zsync: cannot delete; the Session keeps trying", "path", d.Paths[0], "err", d.refusal)
+		if !d.MayStay {
+			d.limit = time.Now().Add(time.Duration(d.queue.inc.Timeout.Load()))
+		}
+	}
+	d.Refused.End(d.refusal)
+	d.refusal = nil
 }
 
 // The method `attempt` makes an attempt at each of ds. It sends all requests in one write.
@@ -225,7 +208,7 @@ func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 
 // The method `found` is called when a search or a late reply has shown the path of the znode.
 func (d *Deletion) found(path string) {
-	if d.Paths[0], d.guid, d.err = path, "", nil; d.keep {
+	if d.Paths[0], d.guid = path, ""; d.keep {
 		d.over(nil)
 	} else {
 		d.queue.wait(d)
@@ -235,16 +218,25 @@ func (d *Deletion) found(path string) {
 // The method `attempted` is called when an attempt is over, perhaps by the reading goroutine. So it
 // leaves to the method `run` what may block.
 func (d *Deletion) attempted(err error) {
-	d.err = err
+	inc, outcome := d.queue.inc, OutcomeOf(err)
+	d.mayBe = d.mayBe || outcome == Unknown
 	switch {
 	case err == nil, IsNoNode(err) && d.mayBe && len(d.Paths) == 1:
 		d.over(nil)
-	case len(d.Paths) > 1 && OutcomeOf(err) != unsent:
-		d.mayBe = d.mayBe || OutcomeOf(err) == Unknown
+	case len(d.Paths) > 1 && outcome != unsent:
 		d.split(bundlesOf(d.Paths, 1))
 	case IsNoNode(err):
 		d.over(err)
+	case inc.Ctx.Err() != nil:
+		d.over(ErrEnded)
+	case d.By != nil && outcome != Answered, d.By == nil && outcome == Answered && d.MayStay:
+		d.over(err)
 	default:
+		try := d.tries
+		if d.tries++; outcome == Answered {
+			d.refusal, try = err, d.tries
+		}
+		d.due = time.Now().Add(inc.Manager.Config.Retry.Delay(try))
 		d.queue.wait(d)
 	}
 }
