@@ -9,11 +9,10 @@ import (
 // The type `ephemerals` has the paths of a session's ephemeral znodes, as far as the client knows
 // them.
 //
-// The leader ends a session with one transaction, and since version 3.6, the transaction contains
-// these paths. If it has more than 2 MiB, no server can read it, not even from its own log: each
-// server that gets the transaction stops, and cannot start again (ZOOKEEPER-4306). So a session that
-// has paths of maxEphemerals bytes creates no further ephemeral znode. The limit is half of 2 MiB,
-// because a lost reply can leave a znode that the client does not know.
+// Since version 3.6, the transaction that ends a session contains these paths. If it has more than
+// 2 MiB, each server that gets it stops, and cannot start again (ZOOKEEPER-4306). So a session that has
+// paths of maxEphemerals bytes creates no further ephemeral znode. The limit is half of 2 MiB, because
+// a lost reply can leave a znode that the client does not know.
 type ephemerals struct {
 	mu    sync.Mutex
 	paths map[string]struct{} // guarded by mu

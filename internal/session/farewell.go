@@ -1,8 +1,7 @@
 package session
 
 // This file delays the end of a session until its users have finished work that only this process
-// can do, such as deleting persistent znodes: the end itself deletes only ephemeral znodes. The users
-// do that work themselves.
+// can do, such as deleting persistent znodes.
 
 import (
 	"sync"

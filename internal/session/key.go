@@ -1,7 +1,6 @@
 package session
 
-// This file converts any string into the name of a znode, and back. path.go has the other rules for
-// names.
+// This file converts any string into the name of a znode, and back.
 
 import (
 	"fmt"

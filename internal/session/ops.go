@@ -14,8 +14,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file prepares the operations of transactions, and reconstructs lost results. Package txn
-// applies a transaction exactly once.
+// This file prepares the operations of transactions, and reconstructs lost results.
 
 // Recall reconstructs the responses of a transaction that was applied at zxid, but whose reply
 // was lost. It leaves out responses about znodes that other clients have changed or deleted since.
@@ -80,11 +79,10 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 	return rs
 }
 
-// CheckOps refuses operations that cannot be sent. It returns copies of ops, and the path of a
-// parent in which a log can be created. In the copies, the paths include the chroot. The copies
-// share no buffer with ops: the client may still send them when the caller's call has returned and
-// the caller reuses its buffers. The argument `extra` has the paths, with the chroot, of other
-// znodes of the transaction.
+// CheckOps refuses operations that cannot be sent. It returns copies of ops, whose paths include the
+// chroot, and the path of a parent in which a log can be created. The copies share no buffer with ops:
+// the client may send them after the call has returned. The argument `extra` has the paths, with the
+// chroot, of other znodes of the transaction.
 func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
 		return nil, "", Invalid("a transaction needs at least one operation")

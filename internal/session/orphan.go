@@ -8,19 +8,15 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// An incarnation is abandoned if its connection dropped or if the library gave up its holds. Its
-// session would stay on the servers until the session expires, and the session's znodes in a line
-// would block every waiter, even in the same process. This file ends such a session over another
-// connection, by its id and password.
-//
-// That is safe at any time. All holders learned of the loss when the incarnation ended, and have
-// had LossTime. Nothing was granted since, because a grant needs an incarnation that has not ended.
-// And an incarnation that has ended never connects again. [conn.Conn.End] sends the packets.
+// An incarnation is abandoned if its connection dropped or if the library gave up its holds. Until its
+// session expires, the session's znodes would block every waiter. This file ends such a session over
+// another connection, by its id and password. That is safe: an incarnation that has ended grants
+// nothing and never connects again. [conn.Conn.End] sends the packets.
 
 // endOrphan ends an abandoned session after its holders have had LossTime. The session has no
-// connection, or its server has not confirmed the end. endOrphan first asks the other servers, and
-// only then the server of the session's last connection. It makes attempts until the session has
-// expired by itself, or the Session is closed: Close does not wait for endOrphan.
+// connection, or its server has not confirmed the end. endOrphan asks the server of the session's last
+// connection after the other servers. It makes attempts until the session has expired by itself, or the
+// Session is closed.
 func (inc *Incarnation) endOrphan(left time.Time) {
 	m := inc.Manager
 	w := conn.Hello{ID: inc.ID.Load(), Password: inc.password, Timeout: time.Duration(inc.Timeout.Load())}

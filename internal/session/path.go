@@ -1,6 +1,6 @@
 package session
 
-// This file has the rules for paths and names of znodes. It does not check whether a znode exists.
+// This file has the rules for paths and names of znodes.
 
 import (
 	"path"

@@ -15,8 +15,8 @@ import (
 
 // For a session that has its own ACL, this file checks the parent znodes that another client has
 // created. It refuses a parent if the parent's ACL lets other clients change the children, but the
-// session's own ACL does not. Without this check, another client could create the parent first, and
-// then delete the holds in it, however well each znode is protected. dir.go creates the parents.
+// session's own ACL does not. Otherwise, another client could create the parent first, and then delete
+// the holds in it.
 
 // The method `protects` reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
@@ -73,11 +73,9 @@ func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
 	return nil
 }
 
-// The method `identities` returns the identities that this client has by SASL and by certificate.
-// It returns nil if they cannot matter for acl. They matter if the session's own ACL has the scheme
-// auth, and acl has an entry whose scheme is not world, ip or digest. Only the servers know the
-// identities, so the function asks a server, once in a session. A server before version 3.7 cannot
-// answer. Then no entry of such a scheme counts as the session's own.
+// The method `identities` returns the identities that this client has by SASL and by certificate, or
+// nil if they cannot matter for acl. It asks a server, once in a session. A server before version 3.7
+// cannot answer. Then no entry of such a scheme counts as the session's own.
 func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]zk.ACL, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
@@ -95,7 +93,7 @@ func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]zk.ACL,
 }
 
 // The method `allows` reports whether the session's own ACL also gives all permissions that e
-// gives. It ignores the permission to read. The argument ids is the result of `identities`.
+// gives, except the permission to read. The argument ids is the result of `identities`.
 func (m *Manager) allows(e zk.ACL, ids []zk.ACL) bool {
 	var given int32
 	for _, own := range m.Config.ACL {

@@ -1,7 +1,6 @@
 package txn
 
-// This file applies a transaction that stores a value, and checks that the servers never remove the
-// znode of the value by themselves.
+// This file applies a transaction that stores a value.
 
 import (
 	"context"

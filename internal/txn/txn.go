@@ -1,29 +1,25 @@
 // Package txn applies transactions exactly once, whatever happens to their replies. It does not
 // interpret their operations.
 //
-// If a transaction gets no reply, the client cannot simply send it again: the servers may have
-// applied it, or may still apply it. So each transaction also writes a log, which is a znode with a
-// unique name. No other client writes that znode.
+// If a transaction gets no reply, the servers may have applied it, or may still apply it. So each
+// transaction also writes a log, which is a znode with a unique name that no other client writes.
 //
-//  1. The client creates a log by a separate request, before the transaction. If that request gets
-//     no reply, the client creates another log with another name. So while a log is in use, the
-//     request that created it is over. A deleted log never comes back.
+//  1. The client creates a log by a separate request. If that request gets no reply, the client
+//     creates another log with another name. So a deleted log never comes back.
 //  2. The first operation of a transaction writes the log. It requires the version that the
 //     previous transaction left there. So at most one attempt at the transaction is applied, at any
 //     time and through any server.
 //  3. If an attempt gets no reply, the client sends the transaction again, unchanged. If the
 //     servers then answer that the log has another version, an attempt was applied.
 //  4. If the servers refuse an attempt for another reason, an earlier attempt may still arrive and
-//     succeed. This can happen within one session: the client may reconnect to a server that has
-//     kept the request. So the client writes the log at the same version, without the transaction.
-//     The servers apply either this write or an attempt, and the data of the log show which. If the
-//     client has no permission to write the log any longer, it deletes the log at that version.
+//     succeed. So the client writes the log at the same version, without the transaction. The servers
+//     apply either this write or an attempt, and the data of the log show which. If the client has no
+//     permission to write the log any longer, it deletes the log at that version.
 //  5. If the caller stops waiting before that, the client deletes the log. After the deletion, no
 //     attempt can be applied.
 //
-// A pool keeps unused logs for later transactions. A transaction within one session uses an
-// ephemeral log, which ends with the session. A transaction across sessions uses a persistent log.
-// The client deletes a persistent log that was not used for a minute.
+// A transaction within one session uses an ephemeral log, which ends with the session. A transaction
+// across sessions uses a persistent log.
 package txn
 
 import (
@@ -97,8 +93,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	if err := m.CheckSize(append([]any{l.write()}, ops...)); err != nil {
 		return nil, err
 	}
-	// The log of t is persistent. A Close at this moment waits until the log is in the pool, or until its
-	// deletion has begun: both call BeforeClose themselves.
+	// A Close at this moment waits until the log is in the pool, or its deletion has begun: both call
+	// BeforeClose themselves.
 	_, stay := m.BeforeClose()
 	defer stay()
 	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
@@ -107,9 +103,8 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	})
 }
 
-// The method `across` does the work of Across for a transaction t that is ready. The argument
-// `during` calls a function in one session after another, until that function returns nil or an
-// error other than ErrEnded.
+// The method `across` does the work of Across. The argument `during` calls a function in one session
+// after another, until that function returns nil or an error other than ErrEnded.
 func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
 	var last client
 	err := during(func(inc client) error {
@@ -120,7 +115,7 @@ func (t *transaction) across(ctx context.Context, during func(func(client) error
 }
 
 // The function `over` is called at the end of t, with the error of t. It returns the result for the
-// caller. It puts the log into the pool. But if an attempt is open, it deletes the log.
+// caller. It puts the log into the pool, or deletes it if an attempt is open.
 func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.MultiResponse, error) {
 	switch {
 	case t.log == nil:
@@ -227,10 +222,8 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 			return false, fmt.Errorf("its log %s can be neither written nor deleted: %v", path, err)
 		}
 		// The log is unchanged, and its ACL does not let us write it. So we delete the log at this
-		// version. If the deletion succeeds, no attempt was applied, and none will be. If an
-		// attempt is applied first, the servers answer BadVersion. If the reply to the deletion is
-		// lost, the servers answer the next deletion with NoNode, as if another client had deleted
-		// the log.
+		// version. If an attempt is applied first, the servers answer BadVersion. If the reply to the
+		// deletion is lost, the servers answer NoNode, as if another client had deleted the log.
 		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
 		case e == nil:
 			t.log, t.open, t.why, t.whyRs = nil, false, why, rs
@@ -243,8 +236,8 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 }
 
 // The method `begin` gives t a log: a log of the pool, or a new log in the first directory where
-// the servers permit a log. If the servers permit no log, there are two cases. If t may continue in
-// another session, `begin` fails; otherwise, `begin` applies t without a log.
+// the servers permit a log. If they permit none, a transaction within one session is applied without
+// a log.
 func (t *transaction) begin(ctx context.Context, inc client) (err error) {
 	_, deletes := t.ops[0].(*zk.DeleteRequest)
 	across := !t.pool.ephemeral()
