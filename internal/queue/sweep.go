@@ -33,14 +33,10 @@ const (
 	sweepAtOnce = 500
 )
 
-// The type `sweeps` has the times of the next sweeps, by the path of a queue and its time KeepDead. All
-// Queue values of a Session share it.
-type sweeps struct{ shared.Pace }
-
 // Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
 // is due after that. If the servers refuse a deletion, the next sweep tries again.
 func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
-	s := shared.Attached(&q.m.Attached, func() *sweeps { return new(sweeps) })
+	s := shared.Attached(&q.m.Attached, func() *shared.Pace { return new(shared.Pace) }) // of all Queue values of a Session
 	key := fmt.Sprint(q.dir, " ", q.cfg.KeepDead)
 	due := s.Due(key, min(max(cmp.Or(q.cfg.KeepDead, sweepEvery), time.Minute), sweepEvery))
 	if next = s.Next(key); !due {

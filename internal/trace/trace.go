@@ -4,6 +4,7 @@
 package trace
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -221,12 +222,7 @@ func (t *Writer) run() {
 // The method `write` takes complete records, and passes all of them to the io.Writer in one call.
 // If the call fails, the records are dropped.
 func (t *Writer) write(text []byte) (err error) {
-	lines := int64(0)
-	for _, b := range text {
-		if b == '\n' {
-			lines++
-		}
-	}
+	lines := int64(bytes.Count(text, []byte("\n")))
 	if t.missing {
 		text = append([]byte("\n"), text...) // ends the incomplete line
 	}

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -104,7 +103,7 @@ func (s *Scanner) Data() []byte {
 
 // Strings takes a vector of names, and drops empty names. All names share one allocation. So a
 // caller that stores only a few of many names should copy these few.
-func (s *Scanner) Strings() []string {
+func (s *Scanner) Strings() (names []string) {
 	n := int(s.Int32())
 	if n <= 0 || s.Bad {
 		return nil
@@ -113,27 +112,24 @@ func (s *Scanner) Strings() []string {
 		s.Bad = true
 		return nil
 	}
-	names, size := 0, 0
-	ahead := *s
+	count, ahead := 0, *s
 	for range n {
-		if b := ahead.Buffer(); len(b) > 0 {
-			names, size = names+1, size+len(b)
+		if len(ahead.Buffer()) > 0 {
+			count++
 		}
 	}
-	if s.Bad = ahead.Bad; s.Bad {
-		return nil
-	}
-	var all strings.Builder
-	all.Grow(size) // so that Write never moves the bytes
-	out := make([]string, 0, names)
+	all := string(s.Rest)
+	names = make([]string, 0, count)
 	for range n {
 		if b := s.Buffer(); len(b) > 0 {
-			from := all.Len()
-			all.Write(b)
-			out = append(out, all.String()[from:])
+			end := len(all) - len(s.Rest)
+			names = append(names, all[end-len(b):end])
 		}
 	}
-	return out
+	if s.Bad {
+		return nil
+	}
+	return names
 }
 
 // Stat takes a Stat.
