@@ -63,8 +63,7 @@ type Incarnation struct {
 	askAfter time.Time          // there is no inquiry before this time; guarded by LeaseMu
 	leaveBy  time.Time          // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
 
-	rollMu sync.Mutex
-	rolls  map[string]*Roll // by path: the listings in flight; guarded by rollMu
+	rollMu sync.Mutex // guards the Rolls
 
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
@@ -90,7 +89,6 @@ func newIncarnation(m *Manager) *Incarnation {
 		down:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
-		rolls:   make(map[string]*Roll),
 
 		ephemerals: ephemerals{paths: make(map[string]struct{}), turn: make(chan struct{}, 1)},
 	}
