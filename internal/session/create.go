@@ -436,33 +436,26 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 	case OutcomeOf(err) != Answered: // err is ErrEnded, because ctx does not end
 		return false, open, inc.Loss()
 	case open:
-		return inc.foundOut(ctx, path, data, own, err)
+		// The leader orders refusals like writes, so these reads are newer than all attempts.
+		stat, e := inc.Exists(ctx, own)
+		if e == nil && stat != nil {
+			return false, false, err
+		}
+		var stored []byte
+		if e == nil {
+			stored, _, e = inc.Get(ctx, path)
+		}
+		switch {
+		case e == nil && bytes.Equal(stored, data):
+			return true, false, nil
+		case errors.Is(e, ErrEnded):
+			return false, true, inc.Loss()
+		case e != nil && !IsNoNode(e):
+			return false, false, e
+		}
+		return false, false, ErrVanished
 	case IsNoNode(err):
 		return false, false, ErrVanished // `own` was deleted, with its parent or alone
 	}
 	return false, false, err
-}
-
-// foundOut returns the result of MakeAndLeave if the last attempt was refused, and an earlier
-// attempt has no reply. The leader orders refusals like writes, so a read that is made now is newer
-// than all attempts.
-func (inc *Incarnation) foundOut(ctx context.Context, path string, data []byte, own string, refusal error) (made, open bool, err error) {
-	stat, err := inc.Exists(ctx, own)
-	if err == nil && stat == nil {
-		var stored []byte
-		stored, _, err = inc.Get(ctx, path)
-		if made = err == nil && bytes.Equal(stored, data); made {
-			return true, false, nil
-		}
-		if err == nil || IsNoNode(err) {
-			return false, false, ErrVanished
-		}
-	}
-	switch {
-	case errors.Is(err, ErrEnded):
-		return false, true, inc.Loss()
-	case err != nil:
-		return false, false, err
-	}
-	return false, false, refusal
 }
