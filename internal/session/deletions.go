@@ -173,10 +173,10 @@ func (d *Deletion) request() conn.Request {
 //
 // The result is certain, for this reason. The search begins with a write that changes nothing (see
 // `flush`). When its reply comes, the server has applied every earlier request of this session that
-// reached the leader. Another request cannot be applied any longer: the leader refuses it with
-// SessionMoved. A sync alone is not enough: the leader answers a sync of its own client at once, before
-// its pending proposals are committed. If the write or the sync was not executed, the listings prove
-// nothing, and the search is repeated.
+// reached the leader. The leader refuses the other earlier requests, with SessionMoved. A sync alone is
+// not enough: the leader answers a sync of its own client at once, before its pending proposals are
+// committed. If the write or the sync was not executed, the listings prove nothing, and the search is
+// repeated.
 func (q *deletions) search(b *batch, lost map[string][]*Deletion) {
 	if len(lost) == 0 {
 		return
