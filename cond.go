@@ -187,7 +187,7 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
 			return err
 		}
-		ahead, err := p.Line.AheadAmong(ctx, p.Incarnation, names, p.Child)
+		ahead, err := p.Line.AheadOf(ctx, p.Incarnation, lock.ParseChildren(names, p.Line.Bases...), p.Child)
 		if errors.Is(err, session.ErrVanished) {
 			return nil // another client has deleted our znode
 		}

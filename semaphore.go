@@ -573,15 +573,18 @@ func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.
 func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *conn.Watch, most int64, ahead *lock.Ahead) error {
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
-	list := func(ctx context.Context) ([]string, int, error) {
+	list := func(ctx context.Context) (first string, place int, err error) {
 		names, err := inc.Names(ctx, m.leases)
-		return names, len(names), err
+		if len(names) > 0 {
+			first = names[0]
+		}
+		return first, len(names), err
 	}
 	names, err := inc.Names(ctx, m.leases)
 	if err != nil || m.weightOfAll(names) <= most {
 		return err
 	}
-	ahead.Set(m.leases, names, len(names))
+	ahead.Set(m.leases, names[0], len(names))
 	defer ahead.LookWhileWaiting(inc, list)()
 	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
 	// too, the caller first reads the limit again.

@@ -114,40 +114,43 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c := p.claim
 	if p.roll == nil {
 		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // NoNode: the parent and our znode are deleted, and the call of `ahead` finds that
+			return nil, err // NoNode: the parent and our znode are deleted, and the call of AheadOf finds that
 		}
 	}
-	return p.Line.ahead(ctx, c.Incarnation, p.roll, c.Child)
+	return p.Line.AheadOf(ctx, c.Incarnation, p.Line.contenders(p.roll), c.Child)
 }
 
 // The method `wait` begins the wait for `blocker`, the nearest of the contenders that block p.
 func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	c := p.claim
-	rk := c.Line.ranks(p.roll)
+	settled := c.Line.Settled && c.Line.Defers == nil && ordered(c.Line.contenders(p.roll))
 	if p.Behind != nil {
-		p.Behind.Set(c.Line.Dir, rk.first(ahead), len(ahead))
+		p.Behind.Set(c.Line.Dir, ahead[0].Name, len(ahead))
 		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
-		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) ([]string, int, error) { return l.listAhead(ctx, inc, me) })
+		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) (string, int, error) { return l.listAhead(ctx, inc, me) })
 	}
 	if p.try {
 		p.limit = time.After(RecallTime)
 	}
 	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
 	p.roll = nil // frees the memory of the listing during the wait
-	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && c.Line.Settled && c.Line.Defers == nil && rk.sure && !c.Child.Exhausted() {
+	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && settled {
 		p.relist = c.relist(blocker, len(ahead), p.lists, p.trip)
 	}
 }
 
-// listAhead lists the line. It returns the names of the first contenders, and the number of all
-// contenders ahead of `me`.
-func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child) (first []string, place int, err error) {
+// listAhead lists the line. It returns the name of the first contender ahead of `me`, and the number
+// of all contenders ahead.
+func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child) (first string, place int, err error) {
 	roll, err := inc.Roll(ctx, l.Dir)
 	if err != nil {
-		return nil, 0, err
+		return "", 0, err
 	}
-	ahead, err := l.ahead(ctx, inc, roll, me)
-	return namesOf(ahead), len(ahead), err
+	ahead, err := l.AheadOf(ctx, inc, l.contenders(roll), me)
+	if len(ahead) > 0 {
+		first = ahead[0].Name
+	}
+	return first, len(ahead), err
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has
@@ -401,5 +404,5 @@ func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule)
 	if !l.Strict {
 		return blocked, nil
 	}
-	return blocked, unmixed(l.Bases, strangers(names, l.Bases), nil)
+	return blocked, l.unmixed(names, nil)
 }

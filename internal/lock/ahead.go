@@ -5,21 +5,21 @@ package lock
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Ahead records the first contenders ahead of a waiter, and the number of all contenders ahead.
+// An Ahead records the first contender ahead of a waiter, and the number of all contenders ahead.
 // Errors and reports show them. The Ahead gets them from listings that the waiter makes anyway. In
 // a long wait, the Ahead also makes reads of its own. A zero Ahead is empty. Its methods may be
 // called at any time.
 type Ahead struct {
-	mu    sync.Mutex
-	dir   string
-	first []string // names of the first contenders, in order
-	now   Behind   // the number of contenders ahead, at the last listing or read; has a Name if the znode of the first contender was read
+	mu  sync.Mutex
+	dir string // the parent of the contenders
+	now Behind // at the last listing or read
 }
 
 // A Behind describes the contenders for which a waiter waits: their number and, if known, the first
@@ -40,19 +40,18 @@ const (
 	lookEvery = time.Minute
 )
 
-// Set records the contenders ahead: their number, and the names of the first of them, which are
-// children of dir, in order. The caller must not change `names` after the call.
-func (a *Ahead) Set(dir string, names []string, place int) {
+// Set records the contenders ahead: their number, and the name of the first of them, which is a child
+// of dir.
+func (a *Ahead) Set(dir, first string, place int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dir = dir
-	a.setLocked(names, place)
+	a.setLocked(first, place)
 }
 
-func (a *Ahead) setLocked(names []string, place int) {
-	a.first = names[:min(len(names), lookAmong):min(len(names), lookAmong)]
-	if len(names) == 0 || names[0] != a.now.Name {
-		a.now = Behind{} // the recorded contender belongs to another wait, or was deleted
+func (a *Ahead) setLocked(first string, place int) {
+	if first != a.now.Name { // the recorded contender belongs to another wait, or was deleted
+		a.now = Behind{Name: strings.Clone(first)} // a clone, because the original would keep the whole listing in memory
 	}
 	a.now.Place = place
 }
@@ -61,39 +60,35 @@ func (a *Ahead) setLocked(names []string, place int) {
 // nothing.
 func (a *Ahead) Forget() {
 	if a != nil {
-		a.Set("", nil, 0)
+		a.Set("", "", 0)
 	}
 }
 
-// Now returns the present state of `a`: the first contender ahead, if it is known, and the number
-// of contenders ahead at the last listing. Before the first listing, the number is 0.
+// Now returns the first contender ahead, if it is known, and the number of contenders ahead at the
+// last listing. Before the first listing, the number is 0.
 func (a *Ahead) Now() Behind {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	b := a.now
-	if b.Name == "" && len(a.first) > 0 {
-		b.Name = a.first[0]
-	}
-	return b
+	return a.now
 }
 
 // LookWhileWaiting begins to read the first contender in the background: after a second, and then
-// after intervals that double, up to a minute. The reads end when the caller calls `stop`. If all
-// contenders in `a` have left, `list` is called: it lists the line, and returns the names of the
-// first contenders and the number of all contenders ahead. Between two reads, there is only a
-// timer, and no goroutine.
-func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first []string, place int, err error)) (stop func()) {
+// after intervals that double, up to a minute. The reads end when the caller calls `stop`. If the
+// first contender has left, `list` is called: it lists the line, and returns the name of the first
+// contender and the number of all contenders ahead. Between two reads, there is only a timer, and no
+// goroutine.
+func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first string, place int, err error)) (stop func()) {
 	var timer *time.Timer
 	wait, over := lookAfter, false // `over`: the wait has ended, and another may use `a` now; guarded by mu, like the other two
 	look := func() {
 		// After an error, `a` stays unchanged.
 		found, err := a.look(inc)
 		if err == nil && !found {
-			names, place, err := list(inc.Ctx)
+			first, place, err := list(inc.Ctx)
 			a.mu.Lock()
 			again := err == nil && !over
 			if again {
-				a.setLocked(names, place)
+				a.setLocked(first, place)
 			}
 			a.mu.Unlock()
 			if again {
@@ -118,31 +113,27 @@ func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context
 	}
 }
 
-// The method `look` reads the znodes of the contenders in `a`, and records the first znode that
-// exists. It reports whether there is such a znode.
+// The method `look` reads and records the znode of the first contender. It reports whether there is
+// such a znode.
 func (a *Ahead) look(inc *session.Incarnation) (found bool, err error) {
 	a.mu.Lock()
-	dir, first := a.dir, a.first
+	dir, name := a.dir, a.now.Name
 	a.mu.Unlock()
-	paths := make([]string, len(first))
-	for i, name := range first {
-		paths[i] = session.ChildPath(dir, name)
+	if name == "" {
+		return false, nil
 	}
-	nodes, err := inc.GetVisible(inc.Ctx, paths)
+	nodes, err := inc.GetVisible(inc.Ctx, []string{session.ChildPath(dir, name)})
 	if err != nil {
 		return false, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.first) != len(first) || a.dir != dir || len(first) > 0 && a.first[0] != first[0] {
-		return true, nil // a new listing has replaced the names; the next look uses the new names
+	switch {
+	case a.dir != dir || a.now.Name != name:
+		return true, nil // a new listing has shown another contender; the next look reads that one
+	case nodes[0].Stat == nil:
+		return false, nil
 	}
-	for i, n := range nodes {
-		if n.Stat != nil {
-			a.now = Behind{Name: first[i], Node: n, Place: a.now.Place - i}
-			a.first = a.first[i:]
-			return true, nil
-		}
-	}
-	return false, nil
+	a.now.Node = nodes[0]
+	return true, nil
 }

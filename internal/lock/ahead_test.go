@@ -21,16 +21,16 @@ func TestALookThatOutlastsItsWaitIsTheLast(t *testing.T) {
 			var stop, stopNext func()
 			begun := make(chan struct{})
 			looks := 0
-			a.Set("/m", []string{"deleted"}, 1)
-			stop = a.LookWhileWaiting(inc, func(context.Context) ([]string, int, error) {
+			a.Set("/m", "deleted", 1)
+			stop = a.LookWhileWaiting(inc, func(context.Context) (string, int, error) {
 				looks++
 				<-begun
 				stop()
 				if next {
-					a.Set("/other", []string{"first"}, 1)
+					a.Set("/other", "first", 1)
 					stopNext = a.LookWhileWaiting(inc, nil)
 				}
-				return []string{"second"}, 1, nil
+				return "second", 1, nil
 			})
 			close(begun)
 			time.Sleep(lookAfter * 3 / 2)

@@ -186,9 +186,12 @@ func (w *waitingLine) end() {
 
 // line lists the line as the server has it, in the order of arrival. It returns nil at the end of the
 // run.
-func (w *waitingLine) line() []string {
+func (w *waitingLine) line() (line []string) {
 	names, _, _ := w.admin.Children(w.admin.Ctx, "/m") // there is one server, so no sync is needed
-	return namesOf(ParseChildren(names, "lock-"))
+	for _, c := range ParseChildren(names, "lock-") {
+		line = append(line, c.Name)
+	}
+	return line
 }
 
 // numbers returns the numbers of znodes. It numbers those that it sees for the first time.

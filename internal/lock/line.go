@@ -126,8 +126,6 @@ type Claim struct {
 	recall  func()        // deletes c, if no goroutine holds it; nil if c was never kept
 }
 
-func (l *Line) ranks(r *session.Roll) *ranks { return ranksOf(r, l.Bases) }
-
 // The method `confirm` returns ErrEnded if the session has ended. It is the last check before a
 // caller is given the turn: see Place.acquire.
 func (c *Claim) confirm() error {
@@ -268,13 +266,13 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	}
 	path, roll := made.Path, made.Roll
 	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
-	rk := l.ranks(roll)
-	c.keepLineWatch(lineWatch, len(rk.in) == 1 && rk.sure)
+	all := l.contenders(roll)
+	c.keepLineWatch(lineWatch, len(all) == 1)
 	var err error
 	if me, ok := ParseChild(session.BaseName(path), l.Bases...); ok {
 		c.Child = me
-		if l.Strict {
-			err = unmixed(l.Bases, rk.mixed, &me)
+		if l.Strict && len(all) < len(roll.Names()) {
+			err = l.unmixed(roll.Names(), &me)
 		}
 	} else { // a correct server never gives this answer
 		err = fmt.Errorf("%w: created %q as %q", conn.ErrProtocol, name, path)
@@ -286,43 +284,44 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 	return c, roll, nil
 }
 
-// The method `ahead` returns the contenders ahead of `me`, in order. If the listing does not
-// contain `me`, our znode is deleted, and the error is ErrVanished.
+// The method `contenders` returns the contenders in a listing, in the order of their numbers. All
+// waiters that share the listing share the result, and must not change it.
+func (l *Line) contenders(r *session.Roll) []Child {
+	parse := func(names []string) any { return ParseChildren(names, l.Bases...) }
+	return r.Make(strings.Join(l.Bases, "/"), parse).([]Child)
+}
+
+// AheadOf returns the contenders ahead of `me`, in order. The argument `all` has the contenders in a
+// listing, in the order of their numbers. If it does not contain `me`, our znode is deleted, and the
+// error is ErrVanished.
 //
 // Only names are compared. If our znode was deleted, another client may have created a copy: a
 // znode with the same name. While our session counts as alive, the copy blocks other contenders,
 // just as our znode did. The method standsBy compares the owners, and so finds that the copy is not
 // our znode.
-func (l *Line) ahead(ctx context.Context, inc *session.Incarnation, roll *session.Roll, me Child) ([]Child, error) {
-	rk := l.ranks(roll)
-	if !rk.told || me.Exhausted() {
-		return l.AheadAmong(ctx, inc, roll.Names(), me)
-	}
-	if ahead, ok := rk.before(me); ok {
-		return ahead, nil
-	}
-	return nil, session.ErrVanished
-}
-
-// AheadAmong returns the contenders ahead of `me` in a listing by the caller.
-func (l *Line) AheadAmong(ctx context.Context, inc *session.Incarnation, names []string, me Child) ([]Child, error) {
-	all, err := l.InOrder(ctx, inc, names)
-	if err != nil {
+func (l *Line) AheadOf(ctx context.Context, inc *session.Incarnation, all []Child, me Child) ([]Child, error) {
+	if in, _, tell := split(all); tell && !me.Exhausted() {
+		all = in
+	} else if in, err := l.inOrder(ctx, inc, all); err != nil {
 		return nil, err
+	} else {
+		all = in
 	}
-	for i, o := range all {
-		if o.Name == me.Name {
-			return all[:i], nil
-		}
+	i := slices.IndexFunc(all, func(o Child) bool { return o.Seq == me.Seq && o.Name == me.Name })
+	if i < 0 {
+		return nil, session.ErrVanished
 	}
-	return nil, session.ErrVanished
+	return all[:i], nil
 }
 
 // InOrder returns the contenders among `names`, in the order of arrival. If their numbers do not
 // show this order, InOrder reads their znodes for the zxids of the creates. It sends one request
 // for every 128 contenders.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
-	all := ParseChildren(names, l.Bases...)
+	return l.inOrder(ctx, inc, ParseChildren(names, l.Bases...))
+}
+
+func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Child) ([]Child, error) {
 	in, exhausted, tell := split(all)
 	switch {
 	case !tell:
@@ -331,7 +330,7 @@ func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []st
 		return all, nil
 	}
 	behind, err := l.byCreation(ctx, inc, exhausted)
-	return append(in, behind...), err
+	return slices.Concat(in, behind), err
 }
 
 // byCreation returns the contenders of `line` that still exist, sorted by the zxids of their

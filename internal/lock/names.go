@@ -5,6 +5,7 @@ package lock
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -65,11 +66,6 @@ func ParseChildren(names []string, bases ...string) []Child {
 			line = append(line, c)
 		}
 	}
-	return byNumbers(line)
-}
-
-// byNumbers sorts `line` by number, and children with the same number by name.
-func byNumbers(line []Child) []Child {
 	slices.SortFunc(line, func(a, b Child) int {
 		if a.Seq != b.Seq {
 			return cmp.Compare(uint32(a.Seq), uint32(b.Seq))
@@ -107,10 +103,38 @@ func split(line []Child) (in, exhausted []Child, tell bool) {
 	return in, exhausted, !wraps
 }
 
+// The function `ordered` reports whether the numbers of all contenders in `line`, which is sorted by
+// number, show the order of arrival.
+func ordered(line []Child) bool {
+	_, exhausted, tell := split(line)
+	return tell && len(exhausted) == 0
+}
+
 // certainlyAfter reports whether the numbers show that c arrived after d.
 func (c Child) certainlyAfter(d Child) bool {
-	_, exhausted, tell := split(byNumbers([]Child{c, d}))
-	return tell && len(exhausted) == 0 && c.Seq > d.Seq
+	return !c.Exhausted() && !d.Exhausted() && c.Seq > d.Seq && c.Seq-d.Seq < numberWindow
+}
+
+// The method `unmixed` returns ErrMixed if `names` has a contender of another kind that may be ahead
+// of `me`, because these two would not exclude each other. If `me` is nil, any contender of another
+// kind causes the error.
+//
+// All children of one parent share one sequence of numbers. So if two contenders of different kinds
+// arrive at the same time, the contender with the greater number leaves, and the other may stay.
+// After its first listing, a contender need not check again, because no contender arrives ahead of
+// it.
+func (l *Line) unmixed(names []string, me *Child) error {
+	for _, name := range names {
+		if _, ours := ParseChild(name, l.Bases...); ours {
+			continue
+		}
+		c, other := ParseChild(name, contenderBases...)
+		if !other || me != nil && c.certainlyAfter(*me) {
+			continue
+		}
+		return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", ErrMixed, strings.Clone(name), kinds[c.Base], kinds[l.Bases[0]])
+	}
+	return nil
 }
 
 // KazooName is kazoo's form of session.ProtectedName.

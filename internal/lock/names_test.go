@@ -24,11 +24,12 @@ func TestNumbersTellTheOrderWhereTheServerCannotHaveBegunAgainBetweenThem(t *tes
 		{[]int32{0, numberWindow}, 0, false}, {[]int32{numberWindow, math.MaxInt32 - 1, 5}, 0, false},
 		{[]int32{5, numberWindow + 4}, 0, true},
 	} {
-		var line []Child
+		var names []string
 		for _, n := range tt.numbers {
-			line = append(line, Child{Seq: n})
+			names = append(names, fmt.Sprintf("_c_a-lock-%010d", n))
 		}
-		in, exhausted, tell := split(byNumbers(line))
+		line := ParseChildren(names, "lock-")
+		in, exhausted, tell := split(line)
 		if len(exhausted) != tt.exhausted || len(in)+len(exhausted) != len(line) || tell != tt.tell {
 			t.Errorf("of %d, %v are exhausted, and the numbers tell the order: %v; want %d and %v", tt.numbers, exhausted, tell, tt.exhausted, tt.tell)
 		}

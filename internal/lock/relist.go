@@ -131,12 +131,15 @@ func (r *relisting) list() {
 	if err != nil {
 		return
 	}
-	rk := c.Line.ranks(roll)
-	ahead, there := rk.before(r.me)
+	all := c.Line.contenders(roll)
+	if !ordered(all) {
+		return
+	}
+	ahead, err := c.Line.AheadOf(c.Incarnation.Ctx, c.Incarnation, all, r.me)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.trip = c.Line.took(time.Since(start))
-	if !rk.sure || !there { // the order is unknown, or c is deleted; c's own watch reports the deletion
+	if err != nil { // c is deleted; its own watch reports the deletion
 		return
 	}
 	blocked := len(ahead) > 0 && ahead[len(ahead)-1].Name == r.blocker
