@@ -77,10 +77,6 @@ type relisting struct {
 	trip  time.Duration // duration of a listing; a handoff takes at least as long
 	each  time.Duration // duration of a handoff
 	ahead int           // number of contenders ahead at the last listing
-	gone  int           // number of contenders that have left since the first listing
-	spent time.Duration // time from the first listing to the last
-	still bool          // no contender had left between the last two listings
-	took  time.Duration // planned time from the last listing to the next
 }
 
 // The method `relist` starts a relisting for c, which waits for `blocker`. The argument `ahead`,
@@ -191,28 +187,17 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // quarter of a handoff if that is longer. So the listing is not late if handoffs are a little
 // faster than estimated. If the listing is too early, another listing follows one round trip later.
 // By that time, the blocker is the first contender.
-//
-// If no contender left between the last two listings, several contenders may leave at once. So the
-// next listing comes sooner than the speed suggests. But the planned time still has about one round
-// trip for each contender ahead of the blocker, because each of them takes at least that long.
 func (r *relisting) wait() time.Duration {
-	gap := r.each*time.Duration(r.ahead-1) - max(r.trip/2, r.each/4)
-	if r.still {
-		gap = max(r.each/2, r.trip*time.Duration(r.ahead-1)-r.trip/4)
-	}
-	r.took = max(gap, r.trip)
-	return r.took - r.trip
+	return max(r.each*time.Duration(r.ahead-1)-max(r.trip/2, r.each/4)-r.trip, 0)
 }
 
 // The method `left` is called after a new listing, with the number of contenders ahead. It
 // estimates the field `each` again.
 func (r *relisting) left(ahead int) {
-	r.spent += r.took
-	if r.still = ahead >= r.ahead; r.still {
+	if ahead >= r.ahead {
 		r.each += r.each / 2
 		return
 	}
-	r.gone += r.ahead - ahead
 	r.ahead = ahead
-	r.each = max(r.spent/time.Duration(r.gone+1), r.trip) // +1, because another contender may be about to leave: an early listing is better than a late one
+	r.each = max(time.Since(r.start)/time.Duration(r.first-ahead+1), r.trip) // +1, because another contender may be about to leave: an early listing is better than a late one
 }
