@@ -135,7 +135,7 @@ func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p, roll, err := c.line.Enter(ctx, inc, c.line.Bases[0], c.s.m.Owner)
+	p, roll, err := c.line.Enter(ctx, inc, lock.Exclusive)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -89,7 +89,15 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if c.id != nil {
 		e.id = []byte(*c.id)
 	}
-	ln := lock.New(s.m, path, c.layout.naming(), electionBases[c.layout])
+	name := c.layout.naming()
+	if c.prior != nil {
+		plain := name
+		name = func(guid, base string) string {
+			return plain(guid, lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo))
+		}
+	}
+	ln := lock.New(s.m, path, name, electionBases[c.layout])
+	ln.Data = e.id
 	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
 	ln.Strict, ln.Limits, ln.Kind = true, c.limits, trace.Election
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
@@ -100,12 +108,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		e.mu.Unlock()
 		return defers
 	}
-	base := ln.Bases[0]
-	if c.prior != nil {
-		base = lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo)
-	}
-	e.local.init(s, "election", path, ln, setup{handoffs: 1}, &[lock.Shared + 1]lock.Entry{{Base: base, Rule: lock.EveryoneAhead, Op: "campaign"}})
-	e.local.Elects, e.local.Data = true, e.id
+	e.local.init(s, "election", "campaign", path, ln, setup{handoffs: 1})
+	e.local.Elects = true
 	return e
 }
 

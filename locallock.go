@@ -12,17 +12,17 @@ import (
 )
 
 // A localLock is a lock that the goroutines of this process share. It reports its operations to the
-// tracer and the observer of its Session. If a lock is part of another primitive, its entries name
-// no operation, and nothing is reported.
+// tracer and the observer of its Session. If a lock is part of another primitive, it has no Op,
+// and nothing is reported.
 type localLock struct {
 	lock.Lock
 	s    *Session
 	kind string // "mutex", "rwmutex" or "election", for the tracer
 }
 
-func (q *localLock) init(s *Session, kind, path string, ln lock.Line, c setup, entries *[lock.Shared + 1]lock.Entry) {
+func (q *localLock) init(s *Session, kind, op, path string, ln lock.Line, c setup) {
 	q.s, q.kind = s, kind
-	q.Manager, q.Path, q.Line, q.Entries, q.Data = s.m, path, ln, entries, s.m.Owner
+	q.Manager, q.Path, q.Line, q.Op = s.m, path, ln, op
 	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
 }
 
@@ -42,14 +42,14 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 
 // The method `op` describes a wait for q.
 func (q *localLock) op(mode lock.HoldMode) Op {
-	return Op{Kind: OpAcquire, Primitive: q.kind, Name: q.Entry(mode).Op, Path: q.Path}
+	return Op{Kind: OpAcquire, Primitive: q.kind, Name: q.OpOf(mode), Path: q.Path}
 }
 
 // The method `contender` describes the contender for which a waiter waits.
 func (q *localLock) contender(b lock.Behind) Contender {
 	switch {
 	case b.Own != nil:
-		return ownContender(b.Own, string(q.Data), Mode(b.Mode))
+		return ownContender(b.Own, string(q.Line.Data), Mode(b.Mode))
 	case b.Place == 0:
 		return Contender{}
 	}

@@ -53,24 +53,17 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 
 // newMutex does the work of NewMutex, but does not check its arguments.
 func newMutex(s *Session, path string, c setup) *Mutex {
-	entries := &mutexEntries
+	base := "lock-"
 	if c.layout == LayoutKazoo {
-		entries = &kazooMutexEntries
+		base = "__lock__"
 	}
-	base := entries[lock.Exclusive].Base
 	m := &Mutex{made: made{s: s, path: path}}
 	ln := lock.New(s.m, path, c.layout.naming(), base)
 	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
-	m.local.init(s, "mutex", path, ln, c, entries)
+	m.local.init(s, "mutex", "lock", path, ln, c)
 	return m
 }
-
-// The names of a Mutex's znodes, by layout.
-var (
-	mutexEntries      = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "lock-", Rule: lock.EveryoneAhead, Op: "lock"}}
-	kazooMutexEntries = [lock.Shared + 1]lock.Entry{lock.Exclusive: {Base: "__lock__", Rule: lock.EveryoneAhead, Op: "lock"}}
-)
 
 // Lock locks m. It waits until m is free, ctx ends, or the Session is closed.
 func (m *Mutex) Lock(ctx context.Context) error { return opError("lock", m.path, m.lock(ctx)) }

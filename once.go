@@ -337,8 +337,9 @@ func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lo
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	first = true
-	rule := func(ahead []lock.Child) (blocker *lock.Child, alone bool) {
-		if len(ahead) > 0 && first {
+	var behind lock.Ahead
+	place := lock.Place{Line: &o.line, Behind: &behind, Waits: func() {
+		if first {
 			first = false
 			watching.Add(1)
 			o.s.m.Spawn(func() {
@@ -348,10 +349,9 @@ func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lo
 				}
 			})
 		}
-		return lock.EveryoneAhead(ahead)
-	}
-	var behind lock.Ahead
-	p, err := o.line.Acquire(wait, o.line.Bases[0], o.s.m.Owner, rule, &behind) // Step 2.
+	}}
+	p, err := place.Take(wait) // Step 2.
+	place.Leave()              // if `wait` has ended
 	cancel(nil)
 	watching.Wait()
 	switch {

@@ -64,54 +64,15 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if rw.err = checkNew(s, path, c.err); rw.err != nil {
 		return rw
 	}
-	entries := &rwmutexEntries
+	write, read := "__WRIT__", "__READ__"
 	if c.layout == LayoutKazoo {
-		entries = &kazooRWMutexEntries
+		write, read = "__lock__", "__rlock__"
 	}
-	write := entries[lock.Exclusive].Base
-	ln := lock.New(s.m, path, c.layout.naming(), write, entries[lock.Shared].Base)
+	ln := lock.New(s.m, path, c.layout.naming(), write, read)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                           // for the writers
-	rw.local.init(s, "rwmutex", path, ln, c, entries)
+	rw.local.init(s, "rwmutex", "lock", path, ln, c)
 	return rw
-}
-
-// The names of an RWMutex's znodes, by layout.
-var (
-	rwmutexEntries      = entriesOfRWMutex("__WRIT__", "__READ__")
-	kazooRWMutexEntries = entriesOfRWMutex("__lock__", "__rlock__")
-)
-
-func entriesOfRWMutex(write, read string) [lock.Shared + 1]lock.Entry {
-	writer := lock.Entry{Base: write, Rule: writersRule, Op: "lock"}
-	return [...]lock.Entry{writer, {Base: read, Rule: readersRule(write), Op: "rlock"}}
-}
-
-// writersRule is the rule for writers: every contender ahead is in the way.
-//
-// It is tempting to acquire the lock when the only contender ahead is deleted. But that contender
-// may be a writer that has become a reader. It then has a znode with another name, but with the
-// same number, and this number is smaller than ours. So a writer lists the line again.
-func writersRule(ahead []lock.Child) (blocker *lock.Child, alone bool) {
-	if len(ahead) == 0 {
-		return nil, false
-	}
-	return &ahead[len(ahead)-1], false
-}
-
-// readersRule is the rule for readers: only writers are in the way. No further writer can
-// arrive ahead of a reader.
-func readersRule(write string) lock.Rule {
-	return func(ahead []lock.Child) (blocker *lock.Child, alone bool) {
-		writers := 0
-		for i := range ahead {
-			if ahead[i].Base == write {
-				blocker = &ahead[i]
-				writers++
-			}
-		}
-		return blocker, writers == 1
-	}
 }
 
 // Lock locks rw for writing, as [Mutex.Lock] does.
@@ -270,10 +231,10 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 			ahead = ahead[:len(ahead)-1]
 		}
 		mode := lock.Shared
-		if all[i].Base == rw.local.Entry(lock.Exclusive).Base {
+		if all[i].Base == rw.local.Line.Base(lock.Exclusive) {
 			mode = lock.Exclusive
 		}
-		blocker, _ := rw.local.Entry(mode).Rule(ahead)
+		blocker, _ := rw.local.Line.Blocker(mode, ahead)
 		return Mode(mode), blocker == nil
 	})
 }
@@ -314,7 +275,7 @@ func (rw *RWMutex) within(ctx context.Context) *doCall {
 }
 
 func (rw *RWMutex) doKey(mode lock.HoldMode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.local.Entry(mode).Base}
+	return doKey{rw.s, rw.path, "rw " + rw.local.Line.Base(mode)}
 }
 
 // The method `yield` unlocks rw for Cond.Wait.

@@ -117,9 +117,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	c.limits = nil // the limits apply to the permits
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
-	entry := m.gate.local.Entry(lock.Exclusive)
-	entry.Op = "" // the gate is a part of Acquire, and not reported as a hold
-	m.gate.local.Entries = &[...]lock.Entry{lock.Exclusive: entry, lock.Shared: {}}
+	m.gate.local.Op = "" // the gate is a part of Acquire, and not reported as a hold
 	return m
 }
 

@@ -18,10 +18,9 @@ import (
 // after another may call Take for the same place.
 type Place struct {
 	Line   *Line
-	Base   string // the base of its znode's name
-	Data   []byte // of its znode
-	Rule   Rule
+	Mode   HoldMode
 	Behind *Ahead // where Take records the contenders ahead; nil if Take makes no record
+	Waits  func() // called each time that p begins to wait for a contender, if not nil
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
 	claim *Claim        // nil while no znode of p is in the line
@@ -72,7 +71,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 			if err != nil {
 				return nil, err
 			}
-			blocker, alone := p.Rule(ahead) // Step 3.
+			blocker, alone := p.Line.Blocker(p.Mode, ahead) // Step 3.
 			switch {
 			case blocker == nil && c.Line.Defers != nil && c.Line.Defers(c.Child, p.roll.Names()):
 				return nil, errDeferred
@@ -102,7 +101,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
 	p.Behind.Forget() // the record may describe the wait of p's previous znode
 	start := time.Now()
-	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Base, p.Data)
+	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Mode)
 	p.trip, p.lists = time.Since(start), maxRelists
 	return err
 }
@@ -128,6 +127,9 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 		p.Behind.Set(c.Line.Dir, ahead[0].Name, len(ahead))
 		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
 		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) (string, int, error) { return l.listAhead(ctx, inc, me) })
+	}
+	if p.Waits != nil {
+		p.Waits()
 	}
 	if p.try {
 		p.limit = time.After(RecallTime)
@@ -343,17 +345,17 @@ func (p *Place) Leave() {
 }
 
 // Acquire enters the line and waits for its turn, like Take. If ctx ends, Acquire leaves no znode
-// in the line. If `behind` is not nil, Acquire uses it to record the contenders ahead.
-func (l *Line) Acquire(ctx context.Context, base string, data []byte, rule Rule, behind *Ahead) (*Claim, error) {
-	p := Place{Line: l, Base: base, Data: data, Rule: rule, Behind: behind}
+// in the line.
+func (l *Line) Acquire(ctx context.Context) (*Claim, error) {
+	p := Place{Line: l}
 	c, err := p.Take(ctx)
 	p.Leave() // if ctx has ended
 	return c, err
 }
 
 // Contend is a variant of [Line.Acquire] within one session, for a caller that will hold nothing.
-func (l *Line) Contend(ctx context.Context, inc *session.Incarnation, base string, data []byte, rule Rule) (*Claim, error) {
-	p := Place{Line: l, Base: base, Data: data, Rule: rule}
+func (l *Line) Contend(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
+	p := Place{Line: l}
 	c, err := p.contend(ctx, inc, false)
 	p.withdraw(nil)
 	return c, err
@@ -370,12 +372,12 @@ const RecallTime = 500 * time.Millisecond
 // keeps its place. In that case, Try creates a znode, so that the contender's process deletes the
 // kept znode (Lock.recall). Try waits for this deletion, but no longer than RecallTime. If the
 // znode still exists after this wait, a goroutine holds the lock, or that process does not react.
-func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (won *Claim, err error) {
+func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		if blocked, err := l.blocked(ctx, inc, rule); blocked || err != nil {
+		if blocked, err := l.blocked(ctx, inc, mode); blocked || err != nil {
 			return err
 		}
-		p := Place{Line: l, Base: base, Data: data, Rule: rule, try: true}
+		p := Place{Line: l, Mode: mode, try: true}
 		won, err = p.contend(ctx, inc, true)
 		p.withdraw(nil)
 		if errors.Is(err, errBlocked) || errors.Is(err, session.ErrVanished) {
@@ -390,16 +392,16 @@ func (l *Line) Try(ctx context.Context, base string, data []byte, rule Rule) (wo
 // its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
-// The method `blocked` reports whether a contender in the line would block a new contender. It
+// The method `blocked` reports whether a contender in the line would block a new contender in `mode`. It
 // lists the line after a sync. Without the sync, a lagging server could show a contender that had
 // left before the call.
-func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, rule Rule) (bool, error) {
+func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, mode HoldMode) (bool, error) {
 	names, err := inc.NamesFresh(ctx, l.Dir)
 	if err != nil {
 		return false, err
 	}
 	ahead := ParseChildren(names, l.Bases...)
-	blocker, _ := rule(ahead)
+	blocker, _ := l.Blocker(mode, ahead)
 	blocked := blocker != nil && !onlyKept(ahead)
 	if !l.Strict {
 		return blocked, nil

@@ -16,10 +16,10 @@ func TestAPlaceIsHandedOnThoughItsTurnHasCome(t *testing.T) {
 		srv := zktest.Start(t)
 		holders, waiters := open(t, srv), open(t, srv)
 		for range 50 {
-			held, err := mutexOf(holders, "/m").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+			held, err := mutexOf(holders, "/m").Acquire(t.Context())
 			harness.Must(t, err)
 			line := mutexOf(waiters, "/m")
-			p := Place{Line: line, Base: "lock-", Rule: EveryoneAhead}
+			p := Place{Line: line}
 			ctx, cancel := context.WithCancel(t.Context())
 			var c *Claim
 			got := harness.Async(func() (err error) { c, err = p.Take(ctx); return err })
@@ -43,10 +43,10 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		m, inc := live(t, zktest.Start(t))
 		line := mutexOf(m, "/m")
-		c, roll, err := line.Enter(t.Context(), inc, "lock-", nil)
+		c, roll, err := line.Enter(t.Context(), inc, Exclusive)
 		harness.Must(t, err)
 		m.Waiters.Add(1) // as Take does
-		p := Place{Line: line, Base: "lock-", Rule: EveryoneAhead, claim: c, roll: roll}
+		p := Place{Line: line, claim: c, roll: roll}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if c, err := p.Take(ctx); c != nil || !errors.Is(err, context.Canceled) {
@@ -70,7 +70,7 @@ func TestAPlaceIsHandedOnThoughTheReadOfTheContenderAheadHasNoAnswer(t *testing.
 		srv := zktest.Start(t)
 		held := stand(t, srv, 1)[0]
 		m, inc := live(t, srv)
-		p := Place{Line: mutexOf(m, "/m"), Base: "lock-", Rule: EveryoneAhead}
+		p := Place{Line: mutexOf(m, "/m")}
 		read := make(chan struct{}, 1)
 		srv.Intercept(harness.First(zktest.Hang, func(r zktest.Request) bool {
 			if r.Session != inc.ID.Load() || r.Path != held.Path {

@@ -111,7 +111,7 @@ func (q queueing) begin(t *testing.T) *waitingLine {
 	m, inc := live(t, w.srv)
 	w.admin = inc
 	for range q.ahead {
-		c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, "lock-", nil)
+		c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, Exclusive)
 		harness.Must(t, err)
 		w.first = append(w.first, c)
 	}
@@ -129,7 +129,7 @@ func (q queueing) begin(t *testing.T) *waitingLine {
 		var ctx context.Context
 		ctx, c.cancel = context.WithCancel(t.Context())
 		go func() {
-			claim, err := mutexOf(managers[i], "/m").Acquire(ctx, "lock-", nil, EveryoneAhead, nil)
+			claim, err := mutexOf(managers[i], "/m").Acquire(ctx)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if err != nil && ctx.Err() == nil {

@@ -98,7 +98,7 @@ func compare(r *explore.Run, line []Child) {
 		r.Fail("arrived %v, in order of numbers %v, then %v", line, in, exhausted)
 	}
 	for i, c := range in {
-		blocker, alone := EveryoneAhead(in[:i])
+		blocker, alone := (&Line{Bases: []string{"lock-"}}).Blocker(Exclusive, in[:i])
 		switch {
 		case i == 0 && blocker != nil, i > 0 && (blocker == nil || blocker.Name != line[i-1].Name), alone != (i == 1):
 			r.Fail("%v is blocked by %v, alone %v, in %v", c, blocker, alone, line)

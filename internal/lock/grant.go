@@ -230,7 +230,7 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 // to release (Mutex.Revoke) that was not read yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
-	data, version := c.data, c.version
+	data, version := c.Line.Data, c.version
 	c.mu.Unlock()
 	for {
 		stat, err := c.Incarnation.Set(ctx, path, data, version)

@@ -80,7 +80,7 @@ func TestAUseThatBeginsAfterTheLossIsNotInTheTrace(t *testing.T) {
 		})
 		line := mutexOf(m, "/l")
 		line.Kind = trace.Mutex
-		c, err := line.Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+		c, err := line.Acquire(t.Context())
 		harness.Must(t, err)
 		c.Grant("lock")
 		c.Lose(c.Incarnation.Deleted())
@@ -106,7 +106,7 @@ func TestAUseThatBeginsAfterTheLossIsNotInTheTrace(t *testing.T) {
 func TestALimitThatComesTooLateEndsNothing(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m := open(t, srv)
-		c, err := mutexOf(m, "/l").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+		c, err := mutexOf(m, "/l").Acquire(t.Context())
 		harness.Must(t, err)
 		g := c.Grant("lock")
 		c.giveUp(nil, func() bool { return false })

@@ -21,8 +21,7 @@ import (
 )
 
 // A Line has the contenders of one primitive, in the order of their arrival. All of them are
-// ephemeral, sequential children of the same znode. Every primitive with waiters uses a Line. A
-// Rule decides which contenders must leave before another contender has its turn.
+// ephemeral, sequential children of the same znode. Every primitive with waiters uses a Line.
 //
 // The protocol is "Locks" from the ZooKeeper recipes:
 //
@@ -39,14 +38,15 @@ import (
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // full path of the parent
-	Bases   []string                       // the kinds of contenders; a base is the part of a name right before the number
+	Bases   []string                       // the kinds of contenders, by HoldMode; a base is the part of a name right before the number
 	name    func(guid, base string) string // returns the part of a name before the number
+	Data    []byte                         // of the znodes
 
 	Part    bool // the parent of Dir belongs to the same primitive
 	Kept    bool // other programs rely on the znode Dir: see [session.Dir]
 	Strict  bool // Enter fails with ErrMixed if a contender of another kind may be ahead
 	Settled bool // no contender can arrive ahead of an existing contender
-	Keeps   bool // a contender of the kind Bases[0] may keep its place while no goroutine holds the lock
+	Keeps   bool // an exclusive contender may keep its place while no goroutine holds the lock
 
 	// Defers reports whether the contender `me`, whose turn has come, must let other contenders go
 	// first. The argument `names` has the names of all children. A contender that defers enters the
@@ -63,24 +63,38 @@ type Line struct {
 // New returns the line of contenders below `path`. The function `name` returns the names of their
 // znodes, up to the number.
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
-	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, trip: new(atomic.Int64), each: new(atomic.Int64)}
+	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, Data: m.Owner, trip: new(atomic.Int64), each: new(atomic.Int64)}
 }
 
 // SessionDir describes the parent znode, for its creation.
 func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
-// A Rule decides whether a contender is blocked by the contenders in `ahead`, which are in order.
-// If it is not blocked, the result `blocker` is nil. If it is blocked, it waits for the deletion of
-// `blocker`. If only `blocker` can block the contender, now or in the future, the result `alone` is
-// true. Then the contender's turn comes when `blocker` is deleted.
-type Rule func(ahead []Child) (blocker *Child, alone bool)
-
-// EveryoneAhead is the rule of a mutex: every contender ahead blocks the contender.
-func EveryoneAhead(ahead []Child) (blocker *Child, alone bool) {
-	if len(ahead) == 0 {
-		return nil, false
+// Blocker returns the nearest of the contenders in `ahead` that block a contender in `mode`, or nil
+// if no contender blocks it. The contenders in `ahead` are in order. All of them block an exclusive
+// contender, and only exclusive contenders block a shared contender. The contender waits for the
+// deletion of `nearest`. If only `nearest` can block it, now or in the future, the result `alone` is
+// true. Then the contender's turn comes when `nearest` is deleted.
+//
+// It is tempting to return true also for a writer of an RWMutex. But the only contender ahead may be
+// a writer that has become a reader. It then has a znode with another name, but with the same
+// number, and this number is smaller than ours. So a writer lists the line again.
+func (l *Line) Blocker(mode HoldMode, ahead []Child) (nearest *Child, alone bool) {
+	blockers := 0
+	for i := range ahead {
+		if mode == Exclusive || ahead[i].Base == l.Base(Exclusive) {
+			nearest = &ahead[i]
+			blockers++
+		}
 	}
-	return &ahead[len(ahead)-1], len(ahead) == 1
+	return nearest, blockers == 1 && (mode == Shared || l.Base(Shared) == "")
+}
+
+// Base returns the base of contenders in `mode`, or "" if l has no such contenders.
+func (l *Line) Base(mode HoldMode) string {
+	if int(mode) < len(l.Bases) {
+		return l.Bases[mode]
+	}
+	return ""
 }
 
 // A HoldMode is the mode in which a lock is held.
@@ -96,7 +110,6 @@ const (
 type Claim struct {
 	Hold
 	Line      *Line
-	data      []byte // of its znode
 	beside    string // name of another znode, if this claim shares that znode's place: see Beside
 	Unwatched bool   // the primitive itself watches the znode
 	recalls   bool   // OnRecall has registered a function with lineWatch; guarded by mu
@@ -247,17 +260,17 @@ func (c *Claim) disownLocked() {
 
 // Enter creates a claim at the end of the line, and lists the line. If the claim may later keep its
 // place, the listing sets a watch on the line.
-func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string, data []byte) (*Claim, *session.Roll, error) {
-	guid := session.NewGUID()
+func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMode) (*Claim, *session.Roll, error) {
+	guid, base := session.NewGUID(), l.Base(mode)
 	var lineWatch *conn.Watch
-	if l.Keeps && base == l.Bases[0] {
+	if l.Keeps && mode == Exclusive {
 		guid, lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
 		guid = name[:i] // the part before `base`, in the form of Curator or kazoo
 	}
-	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: data, List: true}
+	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: l.Data, List: true}
 	if err := inc.CreateEphemeral(ctx, &made); err != nil {
 		if lineWatch != nil {
 			inc.Watches.Leave(lineWatch)
@@ -265,7 +278,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, base string,
 		return nil, nil, err
 	}
 	path, roll := made.Path, made.Roll
-	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path, data: data}
+	c := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: path}
 	all := l.contenders(roll)
 	c.keepLineWatch(lineWatch, len(all) == 1)
 	var err error
@@ -497,11 +510,11 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 // So no other znode can share this place.
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
-// Beside creates a child of another mode at the place of c in the line: the name of the child ends
-// in c's number. If c's own child does not exist, the servers refuse the create, and the error is
+// Beside creates a shared child at the place of c in the line: the name of the child ends in c's
+// number. If c's own child does not exist, the servers refuse the create, and the error is
 // NoNode. After any error, including the end of ctx, no new child is left.
-func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, error) {
-	l, inc := c.Line, c.Incarnation
+func (c *Claim) Beside(ctx context.Context) (*Claim, error) {
+	l, inc, base := c.Line, c.Incarnation, c.Line.Base(Shared)
 	for {
 		c.mu.Lock()
 		path, me := c.Path, c.Child
@@ -511,9 +524,9 @@ func (c *Claim) Beside(ctx context.Context, base string, data []byte) (*Claim, e
 		}
 		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 		name := l.name(session.NewMarkedGUID(), base) + number // Child.beside recognizes the mark in the GUID
-		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), data: data, Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
+		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
 		err := inc.CreateEphemeral(ctx, &session.Creation{
-			Dir: l.SessionDir(), Paths: []string{b.Path}, Data: data,
+			Dir: l.SessionDir(), Paths: []string{b.Path}, Data: l.Data,
 			Holds: []*zk.CheckVersionRequest{{Path: path, Version: -1}},
 		})
 		switch {

@@ -20,13 +20,6 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// An Entry describes the contenders of one mode.
-type Entry struct {
-	Base string // the base of their names
-	Rule Rule   // decides which contender blocks them
-	Op   string // for the observer; "" if the lock is a part of another primitive
-}
-
 // A Lock is the part of a Mutex, an RWMutex or an Election in one process. Like a semaphore of
 // golang.org/x/sync, it has a mutex and a list of waiters. Each waiter waits in the goroutine of
 // its caller.
@@ -44,10 +37,9 @@ type Lock struct {
 	Manager *session.Manager
 	Path    string
 	Line    Line
-	Entries *[Shared + 1]Entry // shared by all locks of a kind, so never written
+	Op      string // of an exclusive hold, for the observer; "" if the lock is a part of another primitive
 
 	Handoffs int           // largest number of handoffs in a row while other contenders wait; if 0, each goroutine has its own place in the line
-	Data     []byte        // the data of its znodes in the line
 	Elects   bool          // the Lock is an Election: no handoffs, and a waiter does not wait for the release of a lost hold
 	Retain   time.Duration // longest time for which a place is kept while no goroutine holds the lock; if 0, no place is kept
 	Kept     *atomic.Int64 // number of places that the session keeps
@@ -76,12 +68,12 @@ type waiter struct {
 // maxKept is the largest number of places that one session keeps.
 const maxKept = 128
 
-// Entry returns the Entry of the given mode.
-func (l *Lock) Entry(mode HoldMode) Entry {
-	if l.Entries == nil {
-		return Entry{}
+// OpOf returns the operation of a hold in `mode`, for the observer.
+func (l *Lock) OpOf(mode HoldMode) string {
+	if mode == Shared {
+		return "rlock"
 	}
-	return l.Entries[mode]
+	return l.Op
 }
 
 // Acquire waits for a grant. The argument `pin` must be true if the caller is Do, RDo or Run. If
@@ -246,8 +238,7 @@ func (l *Lock) serve() {
 
 // The method `enter` gives w a place, with which w enters the line.
 func (l *Lock) enter(w *waiter) {
-	e := l.Entry(w.mode)
-	w.place = &Place{Line: &l.Line, Base: e.Base, Data: l.Data, Rule: e.Rule, Behind: new(Ahead)}
+	w.place = &Place{Line: &l.Line, Mode: w.mode, Behind: new(Ahead)}
 	w.wake()
 }
 
@@ -297,7 +288,7 @@ func without[T comparable](s []T, x T) []T {
 
 // The method `admit` makes a grant of h for one more goroutine.
 func (l *Lock) admit(h *Claim, pin bool) *Grant {
-	g := h.Grant(l.Entry(h.mode).Op)
+	g := h.Grant(l.OpOf(h.mode))
 	g.Pinned = pin
 	h.uses = append(h.uses, g)
 	return g
@@ -386,7 +377,7 @@ func (l *Lock) list(h *Claim) {
 	l.Manager.Spawn(func() {
 		writers, err := false, error(nil)
 		if shared {
-			writers, err = h.others(false, l.Entry(Exclusive).Base)
+			writers, err = h.others(false, l.Line.Base(Exclusive))
 		} else {
 			h.others(true, l.Line.Bases...)
 		}
@@ -432,7 +423,7 @@ func (l *Lock) behind(w *waiter) *Behind {
 func (l *Lock) behindAt(p *Place, before int) *Behind {
 	if p != nil {
 		if b := p.Behind.Now(); b.Place > 0 {
-			if c, ok := ParseChild(b.Name, l.Line.Bases...); ok && c.Base == l.Entry(Shared).Base {
+			if c, ok := ParseChild(b.Name, l.Line.Bases...); ok && c.Base == l.Line.Base(Shared) {
 				b.Mode = Shared
 			}
 			b.Place += before
@@ -454,8 +445,7 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 		return nil, l.Manager.Failure() // an error if the Session is closed, and otherwise nil
 	}
 	if g == nil {
-		e := l.Entry(mode)
-		c, err := l.Line.Try(ctx, e.Base, l.Data, e.Rule)
+		c, err := l.Line.Try(ctx, mode)
 		if c == nil {
 			return nil, err
 		}
@@ -785,8 +775,8 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	h.moving, h.stop = make(chan struct{}), stop
 	l.mu.Unlock()
 
-	own, e := h, l.Entry(Shared)
-	c, err := own.Beside(moving, e.Base, l.Data)
+	own, op := h, l.OpOf(Shared)
+	c, err := own.Beside(moving)
 	if err != nil {
 		err = own.Explain(err)
 		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
@@ -801,7 +791,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	if err == nil {
 		// The read znode exists, and blocks every other writer. So it does not matter when the
 		// write znode is deleted, or by which client.
-		former, err = own.Move(c, e.Op)
+		former, err = own.Move(c, op)
 	}
 	close(h.moving)
 	h.moving, h.stop = nil, nil
@@ -820,7 +810,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	}
 	l.serve()
 	l.mu.Unlock()
-	l.Manager.Waited(e.Op, l.Path, start, nil)
+	l.Manager.Waited(op, l.Path, start, nil)
 	r := c.Incarnation.Remove(former)
 	select { // wait for the deletion of the write znode; in every case, the downgrade is done
 	case <-r.Done:

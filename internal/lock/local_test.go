@@ -18,8 +18,7 @@ import (
 // newLock returns a lock of m at /m.
 func newLock(m *session.Manager) *Lock {
 	return &Lock{
-		Manager: m, Path: "/m", Line: New(m, "/m", session.ProtectedName, "lock-"), Data: m.Owner, Handoffs: 16,
-		Entries: &[Shared + 1]Entry{{Base: "lock-", Rule: EveryoneAhead, Op: "lock"}},
+		Manager: m, Path: "/m", Line: New(m, "/m", session.ProtectedName, "lock-"), Op: "lock", Handoffs: 16,
 	}
 }
 
@@ -42,7 +41,7 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 		l, rival := newLock(m), newLock(other)
-		l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
+		l.Elects, l.Handoffs, l.Line.Data = true, 1, []byte("id")
 		held, _, err := rival.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +105,7 @@ func TestACandidateDoesNotWaitForTheReleaseOfALostHold(t *testing.T) {
 func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	m, other := openWithJitter(t, srv, 0), openWithJitter(t, srv, 0)
 	l := newLock(m)
-	l.Elects, l.Handoffs, l.Data = true, 1, []byte("id")
+	l.Elects, l.Handoffs, l.Line.Data = true, 1, []byte("id")
 	first, _, err := l.Acquire(t.Context(), Exclusive, false)
 	harness.Must(t, err)
 	led := acquire(t, l)
@@ -148,7 +147,7 @@ func TestWhatWasFoundInAFormerSessionTakesNothingFromWhoHoldsInThis(t *testing.T
 		m := openWithJitter(t, srv, 0)
 		l := newLock(m)
 		// A Lock, up to where its turn has come.
-		c, err := l.Line.Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+		c, err := l.Line.Acquire(t.Context())
 		harness.Must(t, err)
 		// Its goroutine is held up, the session ends, and another locks in the next.
 		srv.Expire(m.SessionID())

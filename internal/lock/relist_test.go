@@ -42,7 +42,7 @@ func deletedWhileItLists(t *testing.T, anew, reconnects bool, first string) {
 		other, _ := live(t, srv)
 		srv.SetLatency(10 * time.Millisecond)
 		granted := harness.Async(func() error {
-			_, err := mutexOf(m, "/m").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+			_, err := mutexOf(m, "/m").Acquire(t.Context())
 			return err
 		})
 		time.Sleep(15 * time.Millisecond)
@@ -69,7 +69,7 @@ func deletedWhileItLists(t *testing.T, anew, reconnects bool, first string) {
 		if anew {
 			harness.Must(t, admin.Delete("/m", -1))
 		}
-		holder, err := mutexOf(other, "/m").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+		holder, err := mutexOf(other, "/m").Acquire(t.Context())
 		harness.Must(t, err)
 		if anew && holder.Child.Seq != 0 {
 			t.Errorf("%s: the directory was not made anew", what)
@@ -100,7 +100,7 @@ func stand(t *testing.T, srv *zktest.Server, n int) (claims []*Claim) {
 	t.Helper()
 	for range n {
 		m, inc := live(t, srv)
-		c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, "lock-", nil)
+		c, _, err := mutexOf(m, "/m").Enter(t.Context(), inc, Exclusive)
 		harness.Must(t, err)
 		claims = append(claims, c)
 	}
@@ -149,7 +149,7 @@ func leaveInOrder(t *testing.T, order []int, apart time.Duration, nth int64, nam
 		})
 		var claim *Claim
 		granted := harness.Async(func() (err error) {
-			claim, err = mutexOf(m, "/m").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+			claim, err = mutexOf(m, "/m").Acquire(t.Context())
 			return err
 		})
 		time.Sleep(15 * time.Millisecond)
@@ -198,7 +198,7 @@ func TestWhoeverWaitsForLongStopsListingTheLine(t *testing.T) {
 		})
 		srv.SetLatency(10 * time.Millisecond)
 		granted := harness.Async(func() error {
-			_, err := mutexOf(m, "/m").Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+			_, err := mutexOf(m, "/m").Acquire(t.Context())
 			return err
 		})
 		time.Sleep(time.Hour)
@@ -255,7 +255,7 @@ func TestALinePassesBetweenSessionsInOneAndAHalfRoundTripsThoughSeveralOfEachWai
 			var over sync.WaitGroup
 			for i := range all {
 				over.Go(func() {
-					claim, err := lines[i%c.sessions].Acquire(t.Context(), "lock-", nil, EveryoneAhead, nil)
+					claim, err := lines[i%c.sessions].Acquire(t.Context())
 					harness.Must(t, err)
 					if claim.Child.Seq != int32(len(at)) {
 						t.Errorf("number %d had its turn as the %dth", claim.Child.Seq, len(at)+1)
@@ -327,7 +327,7 @@ func TestContendersThatRelistAreGrantedNeitherTooEarlyNorNever(t *testing.T) {
 				wg.Go(func() {
 					defer cancel()
 					time.Sleep(enters)
-					claim, err := lines[i%3].Acquire(ctx, "lock-", nil, EveryoneAhead, nil)
+					claim, err := lines[i%3].Acquire(ctx)
 					if err != nil {
 						if ctx.Err() == nil {
 							t.Errorf("seed %d: %v", seed, err)

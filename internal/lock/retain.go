@@ -87,7 +87,7 @@ func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err er
 	if !MayBeKept(holder) {
 		return false, nil
 	}
-	c, err := l.Try(ctx, l.Bases[0], l.Manager.Owner, EveryoneAhead)
+	c, err := l.Try(ctx, Exclusive)
 	if c == nil {
 		return false, err
 	}

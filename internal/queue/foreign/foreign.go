@@ -435,7 +435,7 @@ func refusal(err error) bool {
 // The method `fetch` waits for elements, takes up to `n` of them, and adds them to q.ready.
 func (q *engine) fetch(ctx context.Context, n int) error {
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		place, err := q.line.Contend(ctx, inc, q.line.Bases[0], q.m.Owner, lock.EveryoneAhead)
+		place, err := q.line.Contend(ctx, inc)
 		if errors.Is(err, session.ErrVanished) {
 			return nil
 		}

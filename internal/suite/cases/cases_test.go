@@ -917,14 +917,12 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 		s := suite.Open(t, srv)
 		old := inside.Live(t, s)
 		l := lock.New(inside.Manager(s), "/m", session.ProtectedName, "lock-")
-		for name, acquire := range map[string]func(context.Context, string, []byte, lock.Rule) (*lock.Claim, error){
-			"acquire": func(ctx context.Context, base string, data []byte, turn lock.Rule) (*lock.Claim, error) {
-				return l.Acquire(ctx, base, data, turn, nil)
-			},
-			"try": l.Try,
+		for name, acquire := range map[string]func(context.Context) (*lock.Claim, error){
+			"acquire": l.Acquire,
+			"try":     func(ctx context.Context) (*lock.Claim, error) { return l.Try(ctx, lock.Exclusive) },
 		} {
 			old, slept := inside.Live(t, s), false
-			p, err := acquire(t.Context(), "lock-", nil, func(ahead []lock.Child) (*lock.Child, bool) {
+			l.Defers = func(lock.Child, []string) bool {
 				if len(suite.ChildrenOf(t, s, "/m")) > 0 && !slept {
 					// The answer that it is our turn has come; then the
 					// machine sleeps for longer than the session lives.
@@ -934,8 +932,9 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 					old.Lease.Heard = lease.Instant{Mono: now, Wall: now.Round(0).Add(-harness.Timeout)}
 					old.LeaseMu.Unlock()
 				}
-				return lock.EveryoneAhead(ahead)
-			})
+				return false
+			}
+			p, err := acquire(t.Context())
 			harness.Must(t, err)
 			if !slept || p != nil && p.Incarnation == old {
 				t.Errorf("%s: granted in the session from before the sleep", name)
