@@ -57,7 +57,7 @@ type Lock struct {
 type waiter struct {
 	mode  HoldMode
 	pin   bool          // the caller is Do, RDo or Run, which itself releases its grant
-	ready chan struct{} // receives a value when another goroutine has set a field below; nil until w waits for the value
+	ready chan struct{} // receives a value when one of the next three fields is set, except by w itself
 
 	place  *Place // its place in the line; nil while w waits for goroutines of this process
 	grant  *Grant
@@ -79,33 +79,20 @@ func (l *Lock) OpOf(mode HoldMode) string {
 // Acquire waits for a grant. The argument `pin` must be true if the caller is Do, RDo or Run. If
 // Acquire fails, `behind` describes the contenders for which Acquire has waited.
 func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
+	w := &waiter{mode: mode, pin: pin, ready: make(chan struct{}, 1)}
 	l.mu.Lock()
-	if h := l.regain(mode); h != nil {
-		g = l.admit(h, pin)
-		l.mu.Unlock()
-		return g, Behind{}, nil
-	}
-	w := &waiter{mode: mode, pin: pin}
 	l.waiting = append(l.waiting, w)
 	l.serve()
-	if w.place == nil { // if w has a place, it waits only in the line
-		w.ready = make(chan struct{}, 1)
-		if w.grant != nil {
-			w.wake()
-		}
-	}
 	l.mu.Unlock()
 	for {
-		if w.ready != nil {
-			// If several cases are ready, any choice is right: `leave` finds out whether w has a
-			// grant, or a place in the line.
-			select {
-			case <-w.ready:
-			case <-ctx.Done():
-				return nil, l.leave(ctx, w), session.CtxErr(ctx)
-			case <-l.Manager.Closing: // the goroutine for which w waits may never release
-				return nil, l.leave(ctx, w), l.Manager.Failure()
-			}
+		// If several cases are ready, any choice is right: `leave` finds out whether w has a grant,
+		// or a place in the line.
+		select {
+		case <-w.ready:
+		case <-ctx.Done():
+			return nil, l.leave(ctx, w), session.CtxErr(ctx)
+		case <-l.Manager.Closing: // the goroutine for which w waits may never release
+			return nil, l.leave(ctx, w), l.Manager.Failure()
 		}
 		if w.place != nil {
 			switch c, err := w.place.Take(ctx); {
@@ -136,11 +123,7 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
 	h := l.hold(c, w.mode)
-	if h == nil {
-		if w.ready == nil {
-			w.ready = make(chan struct{}, 1)
-		}
-	} else {
+	if h != nil {
 		l.waiting = without(l.waiting, w)
 		w.grant = l.admit(h, w.pin)
 		for l.Handoffs > 0 && w.mode == Shared && l.next(Shared) {
@@ -168,7 +151,7 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 		if p != nil && i < len(l.waiting) && l.waiting[i].mode == w.mode && l.waiting[i].place == nil {
 			l.waiting[i].place = p // w was the first waiter, and now this waiter is the first
-			l.waiting[i].wake()
+			l.waiting[i].ready <- struct{}{}
 			p = nil
 		}
 		l.serve()
@@ -194,17 +177,10 @@ func (l *Lock) fail(w *waiter, err error) {
 			x.err, x.behind = err, l.behindAt(w.place, 0)
 		case l.Handoffs > 0: // w is the first waiter, and x waits for goroutines of this process
 			x.err, x.behind = err, l.behindAt(w.place, i)
-			x.wake()
+			x.ready <- struct{}{}
 		}
 	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
-}
-
-// If w already waits for goroutines of this process, the method `wake` ends this wait.
-func (w *waiter) wake() {
-	if w.ready != nil {
-		w.ready <- struct{}{}
-	}
 }
 
 // The method `serve` gives grants to the first waiters, as far as the holds of this process permit,
@@ -239,7 +215,7 @@ func (l *Lock) serve() {
 // The method `enter` gives w a place, with which w enters the line.
 func (l *Lock) enter(w *waiter) {
 	w.place = &Place{Line: &l.Line, Mode: w.mode, Behind: new(Ahead)}
-	w.wake()
+	w.ready <- struct{}{}
 }
 
 // The method `room` is called for the first waiter, which waits for a hold in `mode`. It returns
@@ -278,7 +254,7 @@ func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
 	l.waiting = slices.Delete(l.waiting, 0, 1)
 	w.grant = l.admit(h, w.pin)
-	w.wake()
+	w.ready <- struct{}{}
 }
 
 // The function `without` returns s, except for the element x.
@@ -322,7 +298,13 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	case mode == Shared && l.reading != nil:
 		l.read(c)
 	case l.Elects: // after a loss, a waiter need not wait for the release
-		c.lost.AfterFunc(func(error) { l.Manager.Spawn(l.look) })
+		c.lost.AfterFunc(func(error) {
+			l.Manager.Spawn(func() {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.serve()
+			})
+		})
 	}
 	return c
 }
@@ -348,13 +330,6 @@ func (l *Lock) forget() {
 			}
 		}
 	}
-}
-
-// The method `look` is called after the loss of a hold. It calls `serve`.
-func (l *Lock) look() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.serve()
 }
 
 // The method `read` is called for h, a shared hold. If h is lost, l.reading ends.
@@ -403,7 +378,7 @@ func (l *Lock) review() {
 		for _, w := range l.waiting {
 			if w.place == nil {
 				w.err, w.behind = err, new(Behind)
-				w.wake()
+				w.ready <- struct{}{}
 			}
 		}
 		l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.err != nil })
@@ -767,8 +742,8 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	moving, stop := context.WithCancel(ctx)
 	defer stop()
 	l.mu.Lock()
-	h := l.inUse(Exclusive)
-	if h == nil || h.moving != nil || h.newest(bare) == nil {
+	h := l.current(bare, Exclusive)
+	if h == nil || h.moving != nil {
 		l.mu.Unlock()
 		return ErrNotLocked
 	}
@@ -829,7 +804,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := new(session.Ending)
-	switch h := l.inUse(modes...); {
+	switch h := l.current(false, modes...); {
 	case h == nil:
 		over.End(ErrNotLocked)
 	case isLost(h):
@@ -861,17 +836,6 @@ func (l *Lock) readers() *session.Ending {
 	return l.reading
 }
 
-// inUse returns the hold of a goroutine that has no handle. It tries the modes in their order. If
-// no mode has such a hold, it returns nil.
-func (l *Lock) inUse(modes ...HoldMode) *Claim {
-	for _, mode := range modes {
-		if h := l.present(mode, (*Claim).used); h != nil {
-			return h
-		}
-	}
-	return nil
-}
-
 // Wanted reports whether l is in use: a goroutine of this process has the lock or waits for it, or
 // a place is kept.
 func (l *Lock) Wanted() bool {
@@ -886,12 +850,20 @@ func (l *Lock) Wanted() bool {
 func (l *Lock) Current(bare bool) (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, mode := range []HoldMode{Exclusive, Shared} {
-		if h := l.present(mode, func(h *Claim) bool { return h.newest(bare) != nil }); h != nil {
-			return h.newest(bare), mode, nil
-		}
+	if h := l.current(bare, Exclusive, Shared); h != nil {
+		return h.newest(bare), h.mode, nil
 	}
 	return nil, 0, ErrNotLocked
+}
+
+// The method `current` is Current with the modes to try, in their order.
+func (l *Lock) current(bare bool, modes ...HoldMode) *Claim {
+	for _, mode := range modes {
+		if h := l.present(mode, func(h *Claim) bool { return h.newest(bare) != nil }); h != nil {
+			return h
+		}
+	}
+	return nil
 }
 
 // ModeOf returns the mode in which g is held. If g is not held, `ok` is false.
