@@ -15,7 +15,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/double"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
@@ -41,11 +40,11 @@ type Session struct {
 	tracer Tracer // or nil
 
 	tallies   shared.WeakMap[string, tally.Tally]
-	leftovers shared.WeakMap[string, double.Leftovers] // state of double barriers, for WaitGroup.Enter
-	marks     shared.WeakMap[string, mark]             // by the path of the mark
-	ids       shared.WeakMap[string, chan struct{}]    // the turns of memberships, by the path of the znode
-	swept     shared.Pace                              // time of the last sweep, by the path of the Flight
-	kept      atomic.Int64                             // number of places that WithRetention retains
+	leftovers sync.Map                              // of double barriers, for WaitGroup.Enter: see double.New
+	marks     shared.WeakMap[string, mark]          // by the path of the mark
+	ids       shared.WeakMap[string, chan struct{}] // the turns of memberships, by the path of the znode
+	swept     shared.Pace                           // time of the last sweep, by the path of the Flight
+	kept      atomic.Int64                          // number of places that WithRetention retains
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:

@@ -19,7 +19,6 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -73,25 +72,16 @@ type DoubleBarrier struct {
 	mu     sync.Mutex
 	inside []*party // parties that have entered and not left, in order; guarded by mu
 
-	leftovers *Leftovers
+	// The paths of the room with the GUIDs of parties whose Enter is over, but whose znodes may still
+	// exist. All DoubleBarrier values of a Session share it, because a caller may enter again with
+	// another value.
+	leftovers *sync.Map
 }
 
-// Leftovers has the GUIDs of parties whose Enter is over, but whose znodes may still exist. All
-// DoubleBarrier values of a path in a Session share one Leftovers, because a caller may enter again
-// with another value.
-type Leftovers struct {
-	all *shared.WeakMap[string, Leftovers] // of the Session, by path
-	dir string
-
-	mu    sync.Mutex
-	guids []string // guarded by mu
-}
-
-// The type `party` is one membership, from the start of Enter to the end of Leave.
+// The type `party` is one membership, from the start of Enter to the end of Leave. The claim is its
+// child.
 type party struct {
-	name  string // name of its child
-	path  string
-	seq   int32
+	*lock.Claim
 	room  int64 // czxid of the room
 	round int32 // the version that the room's data got when its round was let in
 	asked bool  // it has sent a request that may make it the keeper
@@ -102,8 +92,7 @@ type party struct {
 	left   bool     // its child is deleted, or will be deleted
 	others []string // the names of the other parties of the round, if it has let the round in, and so is the keeper; otherwise nil
 
-	making <-chan struct{} // closed when the request that may make it the keeper is over; nil without such a request
-	going  <-chan struct{} // closed when its deletion of its child has succeeded or failed; nil before the deletion
+	busy <-chan struct{} // closed when its latest request that outlasts the caller's ctx is over: the deletion of its child, or a create of the keeper's znode; nil without such a request
 }
 
 // The type `round` is a group of parties that were let in together. Their numbers are greater than
@@ -178,14 +167,15 @@ func parseRoomState(data []byte) (roomState, error) {
 	return s, nil
 }
 
-// New returns the double barrier at `path`. It does no I/O.
-func New(m *session.Manager, path string, all *shared.WeakMap[string, Leftovers]) *DoubleBarrier {
+// New returns the double barrier at `path`. It does no I/O. All double barriers of a Session share
+// the map `leftovers`.
+func New(m *session.Manager, path string, leftovers *sync.Map) *DoubleBarrier {
 	dir := m.Full(path)
 	return &DoubleBarrier{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
 		room:      session.ChildPath(dir, "parties"),
 		dir:       dir,
-		leftovers: all.Of(dir, &Leftovers{all: all, dir: dir}),
+		leftovers: leftovers,
 	}
 }
 
@@ -267,7 +257,7 @@ func (b *DoubleBarrier) Leave(ctx context.Context) error {
 		p.hold.Release()
 		return err
 	}
-	err := b.leave(ctx, p.hold.Claim.Incarnation, p)
+	err := b.leave(ctx, p.Incarnation, p)
 	if errors.Is(err, session.ErrEnded) {
 		err = b.line.Manager.During(ctx, func(inc *session.Incarnation) error { return b.leave(ctx, inc, p) })
 	}
@@ -301,8 +291,12 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	}
 	guid := session.NewGUID()
 	watch := b.watch(inc)
-	made, err := b.arrive(ctx, inc, guid, n)
-	if err != nil {
+	made := session.Creation{ // Steps 1 and 2.
+		Dir:   session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()},
+		Paths: []string{session.ChildPath(b.room, session.ProtectedName(guid, partyOf(n)))}, GUID: guid,
+		Data: inc.Manager.Owner, Read: true,
+	}
+	if err := inc.CreateEphemeral(ctx, &made); err != nil {
 		inc.Watches.Leave(watch)
 		b.leaveBehind(guid)
 		return nil, err
@@ -311,13 +305,13 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	if !ok {
 		panic("zsync: BUG: created " + made.Path + ", which is no party")
 	}
-	p := &party{name: me.Name, path: made.Path, seq: me.Seq}
-	var s *session.Stake
-	if err = b.await(ctx, inc, watch, made.Node, made.ReadErr, p, n); err == nil {
-		s, err = inc.Stake(ctx)
+	p := &party{Claim: &lock.Claim{Hold: lock.Hold{Incarnation: inc}, Line: &b.line, Path: made.Path, Child: me, Unwatched: true}}
+	err := b.await(ctx, inc, watch, made.Node, made.ReadErr, p, n)
+	if err == nil {
+		p.Stake, err = inc.Stake(ctx)
 	}
 	if err == nil {
-		p.hold = (&lock.Claim{Hold: lock.Hold{Incarnation: inc, Stake: s}, Line: &b.line, Path: p.path, Child: me, Unwatched: true}).Grant("enter")
+		p.hold = p.Grant("enter")
 		return p, nil
 	}
 	// At the same instant, another party may let us in. Then the deletion of our child counts as a
@@ -344,11 +338,7 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 // servers. The same caller may enter again, or continue in the next session. Then the old znode
 // must not count as another party.
 func (b *DoubleBarrier) leaveBehind(guid string) {
-	l := b.leftovers
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.guids = append(l.guids, guid)
-	l.all.Keep(l.dir, l, true)
+	b.leftovers.Store(session.ChildPath(b.room, guid), nil)
 }
 
 // removeLeftovers deletes the znodes of leftover parties, the ghosts. Each party that enters tries
@@ -358,11 +348,11 @@ func (b *DoubleBarrier) leaveBehind(guid string) {
 // delayed until the client had abandoned that session. The znode then looks like a party that
 // enters and crashes.
 func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
-	l := b.leftovers
-	l.mu.Lock()
-	ghosts := slices.Clone(l.guids)
-	l.mu.Unlock()
-	for _, guid := range ghosts {
+	for ghost := range b.leftovers.Range {
+		guid := session.BaseName(ghost.(string))
+		if ghost != session.ChildPath(b.room, guid) {
+			continue // of another room
+		}
 		path, err := inc.Find(ctx, b.room, guid)
 		if err != nil {
 			return err
@@ -373,10 +363,7 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 				return err
 			}
 		}
-		l.mu.Lock()
-		l.guids = slices.DeleteFunc(l.guids, func(g string) bool { return g == guid })
-		l.all.Keep(l.dir, l, len(l.guids) > 0)
-		l.mu.Unlock()
+		b.leftovers.Delete(ghost)
 	}
 	return nil
 }
@@ -384,18 +371,17 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 // The method `withdraw` deletes p's child in the background. If p is the keeper, `withdraw` also
 // deletes the keeper's znode.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
-	return inc.Delete(&session.Deletion{Paths: []string{p.path}, By: func() error {
+	busy := p.busy
+	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
 		ctx := inc.Ctx // not the ctx of the caller, which may have ended: no other goroutine deletes the znodes
-		if p.going != nil {
-			// The Leave has begun to delete the child, and continues in the background after the
-			// end of its ctx. If we deleted the child first, the Leave would report a loss.
-			select {
-			case <-p.going:
-			case <-ctx.Done():
-				return session.ErrEnded
+		// If the Leave has begun to delete the child, and we deleted the child first, the Leave would
+		// report a loss.
+		if busy != nil {
+			if err := session.AwaitIn(ctx, inc, busy); err != nil {
+				return err
 			}
 		}
-		if err := inc.RemoveNow(ctx, p.path); err != nil && !session.IsNoNode(err) {
+		if err := inc.RemoveNow(ctx, p.Path); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 		if !p.asked {
@@ -404,16 +390,9 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 		// An attempt of ours that got no reply may have let a round in. From now on, no attempt can
 		// do this, because our child is deleted. If an earlier attempt has let a round in, another
 		// party must become the keeper of that round.
-		if p.making != nil {
-			select {
-			case <-p.making:
-			case <-ctx.Done():
-				return nil
-			}
-		}
 		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may
 		// belong to another party.
-		err := inc.RemoveIfData(ctx, b.keeperPath(p), p.name)
+		err := inc.RemoveIfData(ctx, b.keeperPath(p), p.Child.Name)
 		if session.IsNoNode(err) {
 			err = nil
 		}
@@ -456,15 +435,7 @@ func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
-// The method `arrive` performs steps 1 and 2. The caller has joined the watch on the room.
-func (b *DoubleBarrier) arrive(ctx context.Context, inc *session.Incarnation, guid string, n int) (made session.Creation, err error) {
-	name, dir := session.ProtectedName(guid, partyOf(n)), session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()}
-	made = session.Creation{Dir: dir, Paths: []string{session.ChildPath(b.room, name)}, GUID: guid, Data: inc.Manager.Owner, Read: true}
-	err = inc.CreateEphemeral(ctx, &made)
-	return made, err
-}
-
-// The method `await` performs the rest of Enter, after the call of `arrive`. The arguments `room`
+// The method `await` performs the rest of Enter, after steps 1 and 2. The arguments `room`
 // and err are the result of the read of the room. If err is nil, this read has set the watch w.
 func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, w *conn.Watch, room session.Node, err error, p *party, n int) error {
 	for {
@@ -494,21 +465,21 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *c
 	case state.n != n:
 		return false, fmt.Errorf("%w %d", errOtherSize, state.n)
 	}
-	if r, ok := state.find(func(r round) bool { return r.has(p.seq) }); ok { // Step 3.
+	if r, ok := state.find(func(r round) bool { return r.has(p.Child.Seq) }); ok { // Step 3.
 		p.round = r.version
 		if int(r.last-r.after) > n {
 			// Some parties with numbers in this range were deleted before the round was let in. If
 			// our child still exists, we were let in.
-			if err := p.mustStand(ctx, inc); err != nil {
+			if err := p.MustStand(ctx); err != nil {
 				return false, err
 			}
 		}
 		return true, nil
 	}
-	if state.admitted() >= LastParty || (lock.Child{Seq: p.seq}).Exhausted() {
+	if state.admitted() >= LastParty || p.Child.Exhausted() {
 		return false, errUsedUp
 	}
-	nth := int(p.seq - state.admitted()) // our place is at most the n'th: parties ahead may have left
+	nth := int(p.Child.Seq - state.admitted()) // our place is at most the n'th: parties ahead may have left
 	if nth >= n && int(room.Stat.NumChildren) >= n {
 		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
 		if err != nil || inside || place >= n {
@@ -543,41 +514,20 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
 	if err == nil && !session.IsClosed(room.Fired) {
-		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.path})
+		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.Path})
 		defer inc.Watches.Leave(watched)
-		// If the party has waited for an earlier round, the watch is already set.
-		if !inc.Watches.Stands(watched) || !inc.Watches.State(watched).Ours {
-			var stat *zk.Stat
-			_, stat, err = inc.Children(ctx, p.path)
-			err = p.ours(inc, stat, err)
-		}
-		if err == nil {
+		if err = p.MustStand(ctx); err == nil { // this read sets the watch
 			err = inc.AwaitAny(ctx, []*conn.Watch{room, watched}, time.Time{})
 		}
 	}
 	switch {
-	case session.IsNoNode(err), err == nil && watched != room && session.IsClosed(watched.Fired):
+	case err == nil && watched != room && session.IsClosed(watched.Fired):
 		return session.ErrVanished
 	case err == nil && inc.Watches.State(room).ToldOn != inc.Watches.State(watched).ArmedOn:
 		// If both events come over one connection, they come in the order of the changes. After an
 		// outage, they may come in any order, so read our child. The read returns no older state:
 		// if our child exists now, it existed when the round was let in.
-		err = p.mustStand(ctx, inc)
-	}
-	return err
-}
-
-// mustStand reads p's child. It returns ErrVanished if the child no longer exists.
-func (p *party) mustStand(ctx context.Context, inc *session.Incarnation) error {
-	stat, err := inc.Exists(ctx, p.path)
-	return p.ours(inc, stat, err)
-}
-
-// The method `ours` checks the result of a read of p's child. If the read has found no znode, or a
-// copy by another client, the error is ErrVanished.
-func (p *party) ours(inc *session.Incarnation, stat *zk.Stat, err error) error {
-	if err == nil && (stat == nil || stat.EphemeralOwner != inc.ID.Load()) {
-		return session.ErrVanished
+		err = p.MustStand(ctx)
 	}
 	return err
 }
@@ -592,7 +542,7 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	}
 	all := slices.DeleteFunc(lock.ParseChildren(names, partyBase), lock.Child.Exhausted)
 	waiting := slices.DeleteFunc(slices.Clone(all), func(c lock.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
-	nth = 1 + slices.IndexFunc(waiting, func(c lock.Child) bool { return c.Name == p.name })
+	nth = 1 + slices.IndexFunc(waiting, func(c lock.Child) bool { return c.Name == p.Child.Name })
 	switch {
 	case nth == 0:
 		return 0, false, session.ErrVanished
@@ -603,25 +553,21 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	// these are the first n waiting parties, or the transaction fails.
 	in := waiting[:state.n]
 	next := state.next(p.round, all, in)
-	data := next.bytes()
-	ops := []any{&zk.SetDataRequest{Path: b.room, Data: data, Version: p.round - 1}}
-	size := 512 + len(data)
+	ops := []any{&zk.SetDataRequest{Path: b.room, Data: next.bytes(), Version: p.round - 1}}
 	others := make([]string, 0, len(in)-1) // not nil
 	for _, c := range in {
-		path := session.ChildPath(b.room, c.Name)
-		ops = append(ops, &zk.CheckVersionRequest{Path: path, Version: -1})
-		size += 32 + len(path)
-		if c.Name != p.name {
+		ops = append(ops, &zk.CheckVersionRequest{Path: session.ChildPath(b.room, c.Name), Version: -1})
+		if c.Name != p.Child.Name {
 			others = append(others, c.Name)
 		}
 	}
 	if nth == state.n {
 		// The n'th party becomes the keeper of the round. A party behind the round does not: it
 		// will be inside a later round, and could not serve as the keeper of this round then.
-		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p), Data: []byte(p.name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
+		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p), Data: []byte(p.Child.Name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
 	}
-	if size > session.MaxPacket {
-		return nth, false, session.ErrTooLarge
+	if err := inc.Manager.CheckSize(ops); err != nil {
+		return nth, false, err
 	}
 	p.asked = p.asked || nth == state.n
 	_, err = inc.AttemptMulti(ctx, ops)
@@ -686,7 +632,7 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	switch {
 	case err != nil:
 		return false, err
-	case unread == nil && string(keeper.Data) == p.name && keeper.Stat.EphemeralOwner == inc.ID.Load():
+	case unread == nil && string(keeper.Data) == p.Child.Name && keeper.Stat.EphemeralOwner == inc.ID.Load():
 		return true, b.keep(ctx, inc, p, nil)
 	case session.IsNoNode(unread): // Step 8.
 		// There are two possible reasons. The keeper has crashed, or all parties have left and the
@@ -713,25 +659,21 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 //
 // If the connection is lost before both replies, the servers may see the read after the deletion.
 // Then the keeper's znode may already be deleted. Step 8 finds that out.
-func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (keeper session.Node, unread, err error) {
+func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (_ session.Node, unread, err error) {
 	path := b.keeperPath(p)
 	if p.left {
-		keeper.Data, keeper.Stat, unread = inc.Get(ctx, path)
-		return keeper, unread, nil
+		data, stat, unread := inc.Get(ctx, path)
+		return session.Node{Data: data, Stat: stat}, unread, nil
 	}
 	p.left = true
-	going := make(chan struct{})
-	p.going = going
-	type answer struct {
-		keeper session.Node
-		unread error
-	}
-	answers := make(chan answer, 1)
+	over := make(chan struct{})
+	p.busy = over
+	var keeper session.Node
+	var refused error
 	err = inc.Manager.GiveUp(ctx, func() error {
-		defer close(going)
-		return p.hold.ReleaseBy(func(own string) error {
-			read, unread, err := inc.GetThenRemove(context.Background(), path, own)
-			answers <- answer{read, unread}
+		defer close(over)
+		return p.hold.ReleaseBy(func(own string) (err error) {
+			keeper, refused, err = inc.GetThenRemove(context.Background(), path, own)
 			switch {
 			case session.IsNoNode(err):
 				err = session.ErrVanished
@@ -741,25 +683,23 @@ func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation
 			return err
 		})
 	})
+	if err == nil && !session.IsClosed(over) { // ctx has ended, and GiveUp has not waited for the requests
+		err = session.CtxErr(ctx)
+	}
 	if err != nil {
 		return session.Node{}, nil, err
 	}
-	select {
-	case a := <-answers:
-		return a.keeper, a.unread, nil
-	default: // ctx has ended, and GiveUp has not waited for the requests
-		return session.Node{}, nil, session.CtxErr(ctx)
-	}
+	return keeper, refused, nil
 }
 
 // The method `succeed` performs step 8. If `done` is false and err is nil, p must look again.
 func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
 	p.asked = true
-	create, err := inc.StartCreate(ctx, b.keeperPath(p), []byte(p.name), zk.FlagEphemeral)
+	create, err := inc.StartCreate(ctx, b.keeperPath(p), []byte(p.Child.Name), zk.FlagEphemeral)
 	if err != nil {
 		return false, err
 	}
-	p.making = create.Done
+	p.busy = create.Done
 	_, err = create.Wait(ctx, inc)
 	switch {
 	case err == nil:
@@ -818,7 +758,7 @@ func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *p
 	}
 	return slices.DeleteFunc(names, func(name string) bool {
 		c, ok := lock.ParseChild(name, partyBase)
-		return !ok || !r.has(c.Seq) || name == p.name
+		return !ok || !r.has(c.Seq) || name == p.Child.Name
 	}), nil
 }
 
@@ -841,7 +781,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 	path := b.keeperPath(p)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	if !p.left {
-		rs, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.path, Version: -1}))
+		rs, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
 		switch {
 		case err == nil:
 			p.left = true
@@ -853,13 +793,13 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 		// An earlier attempt was applied, or another client has deleted one of the two znodes.
 		gone := session.FailedOp(rs) == len(ops)
 		if !gone {
-			err := inc.RemoveNow(ctx, p.path)
+			err := inc.RemoveNow(ctx, p.Path)
 			if gone = session.IsNoNode(err); err != nil && !gone {
 				return err
 			}
 		}
 		if p.left = true; gone && !open { // our child was deleted by another client, and all other parties have left
-			p.hold.Claim.Lose(inc.Deleted())
+			p.Lose(inc.Deleted())
 			lost = p.hold.Release()
 		} else {
 			p.hold.Left()

@@ -191,8 +191,8 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 			}
 			continue
 		case session.IsClosed(p.own.Fired):
-			own := p.claim.watch() // a new watch; the read in mustStand sets it
-			if err := p.claim.mustStand(ctx); err != nil {
+			own := p.claim.watch() // a new watch; the read in MustStand sets it
+			if err := p.claim.MustStand(ctx); err != nil {
 				return 0, err
 			}
 			p.own = own

@@ -175,7 +175,7 @@ func (c *Claim) withdraw(err error) {
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own := c.watch()
 	if w := c.Incarnation.Watches.State(own); proof == 0 || w.ArmedOn != proof || !w.Ours || session.IsClosed(own.Fired) {
-		if err := c.mustStand(ctx); err != nil {
+		if err := c.MustStand(ctx); err != nil {
 			return err
 		}
 	}
@@ -199,19 +199,19 @@ func (c *Claim) standsStill(ctx context.Context) error {
 			return nil
 		}
 	}
-	return c.mustStand(ctx)
+	return c.MustStand(ctx)
 }
 
-// mustStand reads c's znode, and returns ErrVanished if the znode does not exist. If c has joined a
+// MustStand reads c's znode, and returns ErrVanished if the znode does not exist. If c has joined a
 // watch on the znode, and the watch is not set yet, the read sets the watch. The watch is on the
 // znode's children. An ephemeral znode has no children, so nothing but its deletion fires the
 // watch. If the holder writes the znode for a fencing token, the watch does not fire.
-func (c *Claim) mustStand(ctx context.Context) error {
+func (c *Claim) MustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(stat, err)
 }
 
-// standsBy is like mustStand, but does not read the znode: its arguments are the result of a read by
+// standsBy is like MustStand, but does not read the znode: its arguments are the result of a read by
 // the caller.
 func (c *Claim) standsBy(stat *zk.Stat, err error) error {
 	switch {
