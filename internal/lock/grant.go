@@ -277,17 +277,19 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	return nil, false, c.Explain(err)
 }
 
-// Move gives the znode of another claim of the same session, `to`, to c. It returns the path of the
-// previous znode. The grants of c continue.
+// Move gives c another znode, `to`, which Beside has created. It returns the path of the previous
+// znode. The grants of c continue.
 //
-// If c is already lost, Move deletes the znode of `to`, leaves c unchanged and returns the loss.
-// Move must not delete c's znode: after a loss by Hold.giveUp, this znode continues to exist for
-// the time LossTime, so that the holder can notice the loss.
-func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
+// If c is already lost, Move deletes `to`, leaves c unchanged and returns the loss. Move must not
+// delete c's znode: after a loss by Hold.giveUp, this znode continues to exist for the time LossTime,
+// so that the holder can notice the loss.
+func (c *Claim) Move(to Child, op string) (former string, lost error) {
+	path := session.ChildPath(c.Line.Dir, to.Name)
+	c.Err() // if the session has ended, Err ends c by the loss
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
 		c.mu.Unlock()
-		to.Leave()
+		c.Incarnation.Remove(path)
 		return "", lost
 	}
 	defer c.mu.Unlock()
@@ -295,7 +297,7 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	c.unwatch(true)
 	former = c.Path
 	was := c.Child.Name
-	c.Path, c.Child, c.version = to.Path, to.Child, 0
+	c.Path, c.Child, c.version = path, to, 0
 	c.op, c.since = op, time.Now()
 	if c.traced() {
 		l := c.traceLine(trace.Move)
@@ -304,7 +306,6 @@ func (c *Claim) Move(to *Claim, op string) (former string, lost error) {
 	}
 	c.renew()
 	c.guardLocked()
-	to.Stake.Drop()                                            // c has its own stake, in the same session
 	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // in another goroutine, because the caller holds a mutex
 	return former, nil
 }
@@ -449,11 +450,8 @@ func (c *Claim) traceUse(event string, use int) {
 	}
 	l := c.traceLine(event)
 	l.Use = use
-	switch event {
-	case trace.Token:
+	if event == trace.Token {
 		l.Token, l.Zxid, l.Blind = c.token, c.token, false
-	case trace.Grant:
-		l.From = c.beside
 	}
 	c.record(c.Path, l)
 }

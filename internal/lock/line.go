@@ -110,9 +110,8 @@ const (
 type Claim struct {
 	Hold
 	Line      *Line
-	beside    string // name of another znode, if this claim shares that znode's place: see Beside
-	Unwatched bool   // the primitive itself watches the znode
-	recalls   bool   // OnRecall has registered a function with lineWatch; guarded by mu
+	Unwatched bool // the primitive itself watches the znode
+	recalls   bool // OnRecall has registered a function with lineWatch; guarded by mu
 
 	version   int32             // the version of its znode after our last write; guarded by mu
 	Path      string            // full path of its znode; guarded by mu once its turn has come
@@ -511,36 +510,26 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // Beside creates a shared child at the place of c in the line: the name of the child ends in c's
-// number. If c's own child does not exist, the servers refuse the create, and the error is
-// NoNode. After any error, including the end of ctx, no new child is left.
-func (c *Claim) Beside(ctx context.Context) (*Claim, error) {
-	l, inc, base := c.Line, c.Incarnation, c.Line.Base(Shared)
-	for {
-		c.mu.Lock()
-		path, me := c.Path, c.Child
-		c.mu.Unlock()
-		if me.Exhausted() {
-			return nil, errExhausted
-		}
-		number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
-		name := l.name(session.NewMarkedGUID(), base) + number // Child.beside recognizes the mark in the GUID
-		b := &Claim{Hold: Hold{Incarnation: inc}, Line: l, Path: session.ChildPath(l.Dir, name), Child: Child{Name: name, Base: base, Seq: me.Seq}, beside: me.Name}
-		err := inc.CreateEphemeral(ctx, &session.Creation{
-			Dir: l.SessionDir(), Paths: []string{b.Path}, Data: l.Data,
-			Holds: []*zk.CheckVersionRequest{{Path: path, Version: -1}},
-		})
-		switch {
-		case err == nil:
-			if b.Stake, err = inc.Stake(ctx); err != nil {
-				b.withdraw(err)
-				return nil, err
-			}
-			return b, nil
-		case errors.Is(err, session.ErrVanished) && c.Znode() != path:
-			continue // c was downgraded during the request, and has another znode
-		case errors.Is(err, session.ErrVanished):
-			err = zk.ErrNoNode
-		}
-		return nil, err
+// number. If c's own child does not exist, the servers refuse the create, and the error is NoNode.
+// After any error, including the end of ctx, no new child is left.
+//
+// The child needs no stake: c has one, in the same session.
+func (c *Claim) Beside(ctx context.Context) (Child, error) {
+	l, base := c.Line, c.Line.Base(Shared)
+	c.mu.Lock()
+	path, me := c.Path, c.Child
+	c.mu.Unlock()
+	if me.Exhausted() {
+		return Child{}, errExhausted
 	}
+	number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
+	b := Child{Name: l.name(session.NewMarkedGUID(), base) + number, Base: base, Seq: me.Seq} // Child.beside recognizes the mark in the GUID
+	err := c.Incarnation.CreateEphemeral(ctx, &session.Creation{
+		Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, b.Name)}, Data: l.Data,
+		Holds: []*zk.CheckVersionRequest{{Path: path, Version: -1}},
+	})
+	if errors.Is(err, session.ErrVanished) {
+		err = zk.ErrNoNode
+	}
+	return b, err
 }

@@ -750,10 +750,10 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	h.moving, h.stop = make(chan struct{}), stop
 	l.mu.Unlock()
 
-	own, op := h, l.OpOf(Shared)
-	c, err := own.Beside(moving)
+	inc, op := h.Incarnation, l.OpOf(Shared)
+	c, err := h.Beside(moving)
 	if err != nil {
-		err = own.Explain(err)
+		err = h.Explain(err)
 		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
 		case ended && ctx.Err() != nil: // ctx has ended; it does not matter if `moving` ended first
 			err = session.CtxErr(ctx)
@@ -766,7 +766,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	if err == nil {
 		// The read znode exists, and blocks every other writer. So it does not matter when the
 		// write znode is deleted, or by which client.
-		former, err = own.Move(c, op)
+		former, err = h.Move(c, op)
 	}
 	close(h.moving)
 	h.moving, h.stop = nil, nil
@@ -786,12 +786,12 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	l.serve()
 	l.mu.Unlock()
 	l.Manager.Waited(op, l.Path, start, nil)
-	r := c.Incarnation.Remove(former)
+	r := inc.Remove(former)
 	select { // wait for the deletion of the write znode; in every case, the downgrade is done
 	case <-r.Done:
 	case <-r.Refused.Done(): // readers behind the write znode wait until the servers permit its deletion
-	case <-c.Incarnation.Disconnection():
-	case <-c.Incarnation.Ctx.Done(): // the loss ends the grants of the readers
+	case <-inc.Disconnection():
+	case <-inc.Ctx.Done(): // the loss ends the grants of the readers
 	case <-ctx.Done():
 	}
 	return nil
