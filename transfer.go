@@ -64,28 +64,25 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		dropWish(inc, wish)
 		return err
 	}
-	if within {
-		// Run's function has called us, and must return before the heir can lead. So do not wait for
-		// the heir.
-		e.keepWish(inc, wish, heir)
-		return nil
+	// If Run's function has called us, it must return before the heir can lead. So do not wait for
+	// the heir then.
+	if !within {
+		err := e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) })
+		if errors.Is(err, session.ErrEnded) {
+			err = inc.Loss() // the wish has ended with the session
+		}
+		if err != nil {
+			dropWish(inc, wish) // this call fails, so the heir must not be preferred
+			return err
+		}
 	}
-	if err := e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) }); err != nil {
-		dropWish(inc, wish) // this call fails, so the heir must not be preferred
-		return err
-	}
-	e.keepWish(inc, wish, heir)
-	return nil
-}
-
-// keepWish keeps a wish, in the background, until the heir's znode is deleted. It must not
-// delete the wish as soon as the heir is the first in the line. The heir may read the line much
-// later, and without the wish, it would let a candidate with a higher priority lead first. An
-// heir that is a zsync program deletes the wish itself when it leads. The wish is ephemeral, so
-// it also ends with the session that made it. Therefore, Close waits for a while for the heir
-// to lead.
-func (e *Election) keepWish(inc *session.Incarnation, wish string, heir lock.Child) {
+	// In the background, keep the wish until the heir's znode is deleted. Do not delete it as soon as
+	// the heir is the first in the line: the heir may read the line much later, and without the wish,
+	// it would let a candidate with a higher priority lead first. An heir that is a zsync program
+	// deletes the wish itself when it leads. The wish also ends with its session, so Close waits for a
+	// while for the heir to lead.
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
+	return nil
 }
 
 // The method `fulfil` deletes the wishes that name e as the heir, because e leads now. It deletes
@@ -110,28 +107,19 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 	for {
 		names, err := inc.Names(ctx, e.local.Line.Dir)
 		if err != nil {
-			return e.endedEarly(inc, err)
+			return err
 		}
 		all, err := e.local.Line.InOrder(ctx, inc, names)
 		switch {
 		case err != nil:
-			return e.endedEarly(inc, err)
+			return err
 		case !slices.ContainsFunc(all, func(c lock.Child) bool { return c.Name == heir.Name }):
 			return fmt.Errorf("%w: %q has left, and the next candidate leads", ErrNoCandidate, heir.Name)
 		case all[0].Name == heir.Name:
 			return nil
 		}
 		if err := inc.AwaitGone(ctx, session.ChildPath(e.local.Line.Dir, all[0].Name)); err != nil {
-			return e.endedEarly(inc, err)
+			return err
 		}
 	}
-}
-
-// endedEarly returns the loss of the session if the session that made the wish has ended,
-// because the wish has ended too.
-func (e *Election) endedEarly(inc *session.Incarnation, err error) error {
-	if errors.Is(err, session.ErrEnded) {
-		return inc.Loss()
-	}
-	return err
 }

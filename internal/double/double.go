@@ -781,7 +781,7 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 	path := b.keeperPath(p)
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	if !p.left {
-		rs, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
+		_, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
 		switch {
 		case err == nil:
 			p.left = true
@@ -791,12 +791,10 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 			return err
 		}
 		// An earlier attempt was applied, or another client has deleted one of the two znodes.
-		gone := session.FailedOp(rs) == len(ops)
-		if !gone {
-			err := inc.RemoveNow(ctx, p.Path)
-			if gone = session.IsNoNode(err); err != nil && !gone {
-				return err
-			}
+		err = inc.RemoveNow(ctx, p.Path)
+		gone := session.IsNoNode(err)
+		if err != nil && !gone {
+			return err
 		}
 		if p.left = true; gone && !open { // our child was deleted by another client, and all other parties have left
 			p.Lose(inc.Deleted())

@@ -263,7 +263,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMod
 	guid, base := session.NewGUID(), l.Base(mode)
 	var lineWatch *conn.Watch
 	if l.Keeps && mode == Exclusive {
-		guid, lineWatch = session.NewMarkedGUID(), l.joinLineWatch(inc)
+		guid, lineWatch = session.NewMarkedGUID(), inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
@@ -382,11 +382,6 @@ func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []
 	return sorted, nil
 }
 
-// joinLineWatch joins a watch on the children of the line's parent.
-func (l *Line) joinLineWatch(inc *session.Incarnation) *conn.Watch {
-	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
-}
-
 // keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If
 // `alone` is true, the listing has shown no other contender. If `alone` is true, w is set, and w
 // has not fired, then c takes w. In all other cases, c keeps its present watch, for which a
@@ -442,7 +437,7 @@ func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	me, _ := ParseChild(session.BaseName(path), c.Line.Bases...)
 	var lineWatch *conn.Watch
 	if watch {
-		lineWatch = c.Line.joinLineWatch(c.Incarnation)
+		lineWatch = c.Incarnation.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: c.Line.Dir})
 	}
 	alone := false
 	defer func() { c.keepLineWatch(lineWatch, alone) }()
