@@ -159,18 +159,17 @@ func (c *Claim) withdraw(err error) {
 }
 
 // standsAfter is called after the deletion of the only blocker. It calls `confirm`, and also checks
-// that c's znode exists. If the znode does not exist, the error is ErrVanished. The argument
-// `proof` is the number of the connection that has delivered the event of the deletion. If that
-// number is unknown, `proof` is 0.
+// that c's znode exists. If not, the error is ErrVanished. The argument `proof` is the number of the
+// connection that has delivered the event of the deletion, or 0 if that number is unknown.
 //
-// The events of one connection come in the order of the changes. An event comes before any reply
-// that shows its change. Suppose that a read over the same connection has found c's znode and set a
-// watch on it, and that the watch has not fired. Then the znode still existed when the blocker was
-// deleted. In every other case, standsAfter reads the znode.
+// The events of one connection come in the order of the changes, and before any reply that shows
+// their changes. Suppose that a read over the same connection has found c's znode and set a watch on
+// it, and that the watch has not fired. Then the znode still existed when the blocker was deleted. In
+// every other case, standsAfter reads the znode.
 //
 // If one transaction deletes both znodes, the event of c's znode may come after the event of the
-// blocker. Then c is granted, and the second event reports the loss. The result is the same as if
-// c's znode were deleted right after the grant.
+// blocker. Then c is granted, and the second event reports the loss, as if c's znode were deleted
+// right after the grant.
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own := c.watch()
 	if w := c.Incarnation.Watches.State(own); proof == 0 || w.ArmedOn != proof || !w.Ours || session.IsClosed(own.Fired) {
@@ -382,11 +381,10 @@ func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []
 	return sorted, nil
 }
 
-// keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If
-// `alone` is true, the listing has shown no other contender. If `alone` is true, w is set, and w
-// has not fired, then c takes w. In all other cases, c keeps its present watch, for which a
-// goroutine may wait. If the listing has shown other contenders, and the present watch was set, the
-// arrival of these contenders has fired the present watch.
+// keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If the
+// listing has shown no other contender (`alone`), and w is set and has not fired, c takes w. In all
+// other cases, c keeps its present watch, for which a goroutine may wait. If other contenders have
+// arrived, their creates have fired that watch.
 func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	if w == nil {
 		return
@@ -422,12 +420,11 @@ const askTime = 200 * time.Millisecond
 
 // The method `others` lists the line, and reports whether the line has another contender with one
 // of `bases`. A znode that shares c's place does not count: see RWMutex.Downgrade. If c itself is
-// not in the listing, c is lost. If `watch` is true, the listing also sets a watch on the line, and
-// `bases` must contain all bases of the line. If this listing shows no other contender, c.Alone is
-// true until another contender comes or c is deleted.
+// not in the listing, c is lost. If `watch` is true, `bases` must contain all bases of the line, and
+// the listing also sets a watch on the line: see keepLineWatch.
 //
-// The method fails if there is no connection, or if no answer comes within askTime. So a release
-// does not wait for the next connection.
+// Without a connection, or without an answer within askTime, the method fails. So a release does not
+// wait for the next connection.
 func (c *Claim) others(watch bool, bases ...string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()

@@ -25,12 +25,11 @@ import (
 // its caller.
 //
 //   - Acquire puts the caller at the end of the list. If this process has a hold that the first
-//     waiter can share, the waiter gets a grant of that hold. If not, the first waiter waits in the
-//     line, on behalf of the waiters behind it. If the context of this waiter ends before its turn,
-//     the next waiter takes over the place.
-//   - Release gives an exclusive hold to the first waiter, without a request. This is a handoff. If
-//     there may be other contenders in the line, there are at most Handoffs handoffs in a row. In
-//     the same way, at most Handoffs readers join a shared hold before the line is listed again.
+//     waiter can share, the waiter gets a grant of that hold. If not, it waits in the line, on behalf
+//     of the waiters behind it. If its context ends first, the next waiter takes over the place.
+//   - Release gives an exclusive hold to the first waiter, without a request. If there may be other
+//     contenders in the line, there are at most Handoffs such handoffs in a row. In the same way, at
+//     most Handoffs readers join a shared hold before the line is listed again.
 //
 // The zero value has no hold, and can only report that it has none.
 type Lock struct {
@@ -310,10 +309,9 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 }
 
 // The method `forget` drops the lost hold of an Election, because a waiter wants to enter the line.
-// In an Election, a waiter does not wait for the release of a lost hold, because the closed Lost
-// channel has shown the loss to the former leader. But the release may still come, and then it
-// looks like the release of the next hold: see `depart`. Run does not cause this problem, because
-// Run releases its own grant.
+// This waiter need not wait for the release: the closed Lost channel has shown the loss to the former
+// leader. But the release may still come, and then it looks like the release of the next hold: see
+// `depart`. Run releases its own grant, so it does not cause this problem.
 func (l *Lock) forget() {
 	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters the line, and the release must return the loss
 		return
@@ -339,10 +337,9 @@ func (l *Lock) read(h *Claim) {
 }
 
 // The method `list` makes a listing of the line in the background, to find contenders other than h.
-// For an exclusive hold, it is called once. If h is alone, this listing sets a watch, and h.Alone
-// is true until another contender comes. For a shared hold, `list` looks only for writers, and sets
-// no watch. Readers of other processes would fire such a watch often, although they block no
-// reader.
+// For an exclusive hold, it is called once, and the listing sets a watch if h is alone (Claim.Alone).
+// For a shared hold, `list` looks only for writers, and sets no watch: readers of other processes,
+// which block no reader, would often fire it.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil && !session.IsClosed(h.listing) {
 		return
@@ -532,14 +529,12 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() err
 		l.inherit(h, g)
 	}
 	if l.owed && !g.Pinned {
-		// This may be the late release of a lost hold. In that case, the release now ends the present
-		// hold instead, so the present leader must see a loss. The field `owed` stays true, because the
-		// release of the present leader can now come late, too. A release that finds no hold does not
-		// clear `owed` either: many programs resign twice, to be sure.
+		// This may be the late release of a lost hold. It now ends the present hold instead, so the
+		// present leader must see a loss, and its own release may come late, too. A release that
+		// finds no hold does not clear `owed` either: many programs resign twice, to be sure.
 		//
-		// A grant of Run is not revoked. Resign ends the context of Run's function, so that function
-		// notices the release. The function may still run for a long time. During this time, the grant
-		// must last: it makes Close wait for the function, and it has the limits of the hold.
+		// A grant of Run is not revoked. Resign ends the context of Run's function, and the grant
+		// must last while the function runs: it has the limits, and makes Close wait.
 		g.Revoke()
 	}
 	if h.used() { // other goroutines still use h
@@ -552,8 +547,8 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() err
 
 // The method `inherit` is called when an RUnlock has ended the use g of h. It is called under mu.
 // Perhaps it is the RUnlock of another reader. Then the reader that got g goes on with the use of
-// that reader, and may be in a function of the program. Close waits for this function. So while the
-// function runs, Close must not release a shared hold that remains.
+// that reader, perhaps in a function of the program. Close waits for this function, and must not
+// release a shared hold that remains.
 func (l *Lock) inherit(h *Claim, g *Grant) {
 	ended := func(f *session.Function) bool { return !f.Runs() }
 	h.mu.Lock()
@@ -569,30 +564,21 @@ func (l *Lock) inherit(h *Claim, g *Grant) {
 	}
 }
 
-// handOver ends g, the last use of h, and gives h to the first waiter of this process. If there is
-// no waiter, or handOver must not give h to the waiter, it keeps the place of h or deletes the
+// handOver ends g, the last use of h, and gives h to the first waiter of this process. This handoff
+// needs no request: the znode of h stays, and every other contender waits behind it. If there is no
+// waiter, or the waiter must not get h (see mayPass), handOver keeps the place of h or deletes the
 // znode.
 //
-// A handoff needs no request. The znode of h stays, so h can be granted to one goroutine after
-// another. Every other contender waits behind h.
-//
-//   - A handoff is safe. When handOver looks at the list, mu is locked, and mu stays locked until
-//     the grant. So no two goroutines get h. At any time, another client may delete the znode, or
-//     the session may end. Then the grant of the next goroutine is lost (Claim.Grant), just as g
-//     would be lost without the handoff.
-//   - No waiter is forgotten. A waiter joins the list under mu. So either handOver finds the waiter
-//     in the list, or the waiter joins the list later, and then `serve` finds that h is no longer
-//     held. A waiter whose ctx has ended also leaves the list under mu. If handOver has already
-//     given h to this waiter, the waiter renounces the grant.
-//   - A handoff is fair. Claim.Alone is true if a listing has shown no other contender, and the
-//     watch that this listing has set has not fired. The create of another contender fires the
-//     watch. So that contender waits until the event has arrived, and then for at most Handoffs
-//     more handoffs. After half of these handoffs, handOver begins a listing, but only once in each
-//     hold. After all of these handoffs, handOver waits for this listing. If h is alone, the
-//     listing sets the watch. Without the watch, a process that is alone would delete its znode
-//     after every Handoffs handoffs. The listing takes at most 200 ms (askTime).
-//
-// The function `mayPass` decides which holds are never handed off.
+//   - A handoff is safe, because mu is locked from the look at the list to the grant. If h is lost
+//     at that time, the grant of the next goroutine is lost, too (Claim.Grant).
+//   - No waiter is forgotten. A waiter joins and leaves the list under mu. So either handOver finds
+//     it, or `serve` later finds that h is no longer held. A waiter that leaves with a grant
+//     renounces it.
+//   - A handoff is fair. While h is Alone, no other contender waits. The create of another contender
+//     ends that, and then at most Handoffs more handoffs follow. After half of them, handOver begins
+//     a listing, once in each hold, and after all of them, it waits for this listing, at most 200 ms
+//     (askTime). If h is alone, the listing sets the watch. Without it, a process that is alone
+//     would delete its znode after every Handoffs handoffs.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
@@ -821,9 +807,8 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 // that is not lost.
 //
 // A reader without a handle does not know which shared hold of the process it uses. So the loss of
-// one shared hold is a loss for all readers. If l.reading has ended, the lost hold is released,
-// because no hold that a reader uses is lost. Perhaps the release itself has found the loss. That
-// loss does not concern the readers that remain.
+// one shared hold is a loss for all readers. If l.reading has ended, the lost hold is released, and
+// its loss does not concern the readers that remain.
 func (l *Lock) readers() *session.Ending {
 	if l.reading == nil || l.reading.Cause() != nil {
 		l.reading = new(session.Ending)
@@ -925,14 +910,13 @@ func (l *Lock) joinable() *Claim {
 }
 
 // The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
-// count, and only if the function `so` returns true for them. If one of these holds is lost,
-// `present` returns the lost hold, so that the release returns the loss. If not, it returns the
-// oldest hold.
+// count, and only if the function `so` returns true for them. A lost hold comes first, so that the
+// release returns the loss, and then the oldest hold.
 //
 // A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got
-// the lock since the grant of that hold, and so since the grant of any other hold. A newer hold
-// does not show this to the earlier readers: perhaps another client has deleted the znode of an
-// earlier hold, and a writer has come between the two.
+// the lock since the grant of that hold. A newer hold does not show this to the earlier readers:
+// perhaps another client has deleted the znode of an earlier hold, and a writer has come between the
+// two.
 func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
 	for _, h := range l.holds {
 		switch {

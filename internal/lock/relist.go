@@ -13,9 +13,9 @@ import (
 
 const (
 	// A waiter lists the line in advance only if its create has taken at least relistTrip. With
-	// faster servers, a listing after the deletion of the blocker costs little. Servers that sync
-	// their log to disk take longer. While such a server syncs another client's write, later
-	// requests wait. So a listing in advance saves more than its own round trip.
+	// faster servers, a listing after the deletion of the blocker costs little. Slower servers sync
+	// their log to disk, and requests wait for that. So a listing in advance saves more than its own
+	// round trip.
 	relistTrip = 200 * time.Microsecond
 
 	// maxRelists is the largest number of listings in one wait. It is enough for holds of up to 20
@@ -25,8 +25,7 @@ const (
 
 // The method `took` is called with the duration t of a listing, or of a create together with a
 // listing. It returns the shortest duration so far. This is about one round trip, because a longer
-// duration includes waits for other requests. The results of `took` and `handoff` are used for
-// estimates.
+// duration includes waits for other requests.
 func (l *Line) took(t time.Duration) time.Duration {
 	if trip := l.trip.Load(); trip == 0 || int64(t) < trip {
 		l.trip.Store(int64(max(t, relistTrip))) // if two calls are concurrent, either may win
@@ -44,21 +43,19 @@ func (l *Line) handoff() time.Duration {
 	return time.Duration(l.trip.Load() * 17 / 16)
 }
 
-// The type `relisting` lists the line again while its contender waits behind several contenders.
-// The contender waits for the deletion of one znode, its blocker. If a listing shows no other
-// contender ahead, the contender is the first after that deletion, and needs no other request. So
-// the handoff takes one round trip instead of two.
+// The type `relisting` lists the line again while its contender waits for the deletion of its
+// blocker, the nearest of several contenders ahead. If a listing shows no other contender ahead, the
+// contender is the first after that deletion, and needs no other request. So the handoff takes one
+// round trip instead of two.
 //
-// The listing may be made at any time. If the listing contains the contender, it is newer than the
-// contender's create. So it also contains every contender that arrived earlier and has not left. In
-// a Settled line, no contender arrives ahead of an existing contender, so the number of contenders
-// ahead never increases. If the only contender ahead in the listing is not the blocker, it may
-// leave later than the blocker. Then the listing proves nothing.
+// The listing may be made at any time. If it contains the contender, it is newer than the contender's
+// create, so it also contains every contender that arrived earlier and has not left. In a Settled
+// line, no contender arrives ahead of an existing contender. If the only contender ahead in the
+// listing is not the blocker, it may leave later than the blocker. Then the listing proves nothing.
 //
-// A watch on the line would show the same, but then each release would send an event to every
-// waiter. A relisting uses an estimate instead. From the speed of the line so far, it estimates
-// when the blocker will be the first in the line. At that time, it lists the line. A wrong estimate
-// costs time, and nothing else.
+// A watch on the line would show the same, but each release would send an event to every waiter. A
+// relisting estimates instead when the blocker will be the first in the line, and lists the line
+// then. A wrong estimate costs time, and nothing else.
 type relisting struct {
 	claim   *Claim
 	me      Child
@@ -180,13 +177,11 @@ func (r *relisting) stop() (over <-chan struct{}) {
 // The method `wait` returns the time from the reply to one listing to the request for the next
 // listing.
 //
-// The blocker becomes the first when ahead-1 contenders have left, and stays the first for one
-// handoff. At the last listing, an unknown part of the first contender's handoff was over. So the
-// blocker becomes the first after ahead-2 handoffs at the earliest, and after ahead-1 handoffs at
-// the latest. The next listing is planned a little before the latest time: half a round trip, or a
-// quarter of a handoff if that is longer. So the listing is not late if handoffs are a little
-// faster than estimated. If the listing is too early, another listing follows one round trip later.
-// By that time, the blocker is the first contender.
+// At the last listing, an unknown part of the first contender's handoff was over. So the blocker
+// becomes the first after ahead-2 to ahead-1 handoffs, and stays the first for one more. The next
+// listing is planned a little before the latest time: half a round trip, or a quarter of a handoff
+// if that is longer. So it is not late if handoffs are a little faster than estimated. If it is too
+// early, another listing follows one round trip later.
 func (r *relisting) wait() time.Duration {
 	return max(r.each*time.Duration(r.ahead-1)-max(r.trip/2, r.each/4)-r.trip, 0)
 }

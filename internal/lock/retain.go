@@ -7,19 +7,13 @@ import (
 )
 
 // This file keeps a place in the line while no goroutine holds the lock. Then the next goroutine of
-// this process can acquire the lock without a request. The decision to keep a place is in
-// Lock.keep.
+// this process can acquire the lock without a request. Lock.keep decides to keep a place.
 //
-// A kept place is as safe as a handoff. While the session lives, the znode is ahead of all others.
-// A goroutine gets a grant only after a check of the session (Incarnation.Assured). A kept place is
-// also fair, because a watch on the line fires when a contender comes or leaves.
-//
-//  1. Enter: the contender joins the watch first, so that the listing after the create sets the
-//     watch. If the contender is alone in this listing, it is alone until the watch fires.
-//  2. Release: if the watch has not fired, the znode stays.
-//  3. Acquire in the same process: the client sends no request.
-//  4. When the watch fires: if no goroutine holds the lock, the client deletes the znode at once.
-//     If a goroutine holds the lock, the place is not kept after this hold.
+// A kept place is as safe as a handoff. While the session lives, the znode is ahead of all others,
+// and a grant needs a confirmed session (Incarnation.Assured). A kept place is also fair, because a
+// watch on the line fires when a contender comes or leaves. The listing after the create sets the
+// watch, so the contender has joined the watch before. When the watch fires, the client deletes the
+// znode of a kept place at once, and a hold is not kept at its end.
 //
 // If another contender of this session has set the watch earlier, our own create fires the watch.
 // Then our place is not kept.
