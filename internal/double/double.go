@@ -65,9 +65,8 @@ import (
 // Step 6 comes before step 7. The reason is that the keeper waits for the deletion of our child. So
 // we watch the keeper's znode before a live keeper can delete it.
 type DoubleBarrier struct {
-	line lock.Line // used for the path of the holds, and nothing else
+	line lock.Line // used for the path of the WaitGroup, and nothing else
 	room string    // full path of the room
-	dir  string    // full path of the WaitGroup
 
 	mu     sync.Mutex
 	inside []*party // parties that have entered and not left, in order; guarded by mu
@@ -174,7 +173,6 @@ func New(m *session.Manager, path string, leftovers *sync.Map) *DoubleBarrier {
 	return &DoubleBarrier{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
 		room:      session.ChildPath(dir, "parties"),
-		dir:       dir,
 		leftovers: leftovers,
 	}
 }
@@ -209,7 +207,7 @@ const LastParty = 1 << 30
 // keeperPath returns the path of the keeper's znode of p's round. All parties of the round use this
 // path, and no other round does.
 func (b *DoubleBarrier) keeperPath(p *party) string {
-	return session.ChildPath(b.dir, fmt.Sprintf("keeper-%x-%d", p.room, p.round))
+	return session.ChildPath(b.line.Dir, fmt.Sprintf("keeper-%x-%d", p.room, p.round))
 }
 
 // The reasons for a party to leave a room at once.
@@ -286,7 +284,7 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	if err := b.removeLeftovers(ctx, inc); err != nil {
 		return nil, err
 	}
-	if err := inc.Vet(ctx, session.Dir{Path: b.dir}); err != nil {
+	if err := inc.Vet(ctx, session.Dir{Path: b.line.Dir}); err != nil {
 		return nil, err
 	}
 	guid := session.NewGUID()

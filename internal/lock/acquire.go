@@ -344,16 +344,8 @@ func (p *Place) Leave() {
 	}
 }
 
-// Acquire enters the line and waits for its turn, like Take. If ctx ends, Acquire leaves no znode
-// in the line.
-func (l *Line) Acquire(ctx context.Context) (*Claim, error) {
-	p := Place{Line: l}
-	c, err := p.Take(ctx)
-	p.Leave() // if ctx has ended
-	return c, err
-}
-
-// Contend is a variant of [Line.Acquire] within one session, for a caller that will hold nothing.
+// Contend waits for a turn within one session, for a caller that will hold nothing. If ctx ends,
+// Contend leaves no znode in the line.
 func (l *Line) Contend(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	p := Place{Line: l}
 	c, err := p.contend(ctx, inc, false)

@@ -73,9 +73,9 @@ func (a *Ahead) Now() Behind {
 }
 
 // LookWhileWaiting begins to read the first contender in the background: after a second, and then
-// after intervals that double, up to a minute. The reads end when the caller calls `stop`. If the
-// first contender has left, `list` is called: it lists the line, and returns the name of the first
-// contender and the number of all contenders ahead. Between two reads, there is only a timer, and no
+// after intervals that double, up to a minute. The reads end when the caller calls `stop`. The
+// function `list` lists the line, if the first contender has left. It returns the name of the first
+// contender, and the number of all contenders ahead. Between two reads, there is only a timer, and no
 // goroutine.
 func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first string, place int, err error)) (stop func()) {
 	var timer *time.Timer
@@ -130,7 +130,7 @@ func (a *Ahead) look(inc *session.Incarnation) (found bool, err error) {
 	defer a.mu.Unlock()
 	switch {
 	case a.dir != dir || a.now.Name != name:
-		return true, nil // a new listing has shown another contender; the next look reads that one
+		return true, nil // a new listing has shown another contender, which the next look reads
 	case nodes[0].Stat == nil:
 		return false, nil
 	}

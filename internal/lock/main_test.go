@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"testing"
 
 	"github.com/zsync/zsync/internal/harness"
@@ -27,4 +28,12 @@ func mutexOf(m *session.Manager, path string) *Line {
 	l := New(m, path, func(guid, base string) string { return session.ProtectedName(guid, base) }, "lock-")
 	l.Settled = true
 	return &l
+}
+
+// Acquire enters the line and waits for its turn. If ctx ends, it leaves no znode in the line.
+func (l *Line) Acquire(ctx context.Context) (*Claim, error) {
+	p := Place{Line: l}
+	c, err := p.Take(ctx)
+	p.Leave()
+	return c, err
 }

@@ -918,7 +918,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 		old := inside.Live(t, s)
 		l := lock.New(inside.Manager(s), "/m", session.ProtectedName, "lock-")
 		for name, acquire := range map[string]func(context.Context) (*lock.Claim, error){
-			"acquire": l.Acquire,
+			"acquire": (&lock.Place{Line: &l}).Take,
 			"try":     func(ctx context.Context) (*lock.Claim, error) { return l.Try(ctx, lock.Exclusive) },
 		} {
 			old, slept := inside.Live(t, s), false
