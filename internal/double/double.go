@@ -199,9 +199,9 @@ func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+part
 
 // LastParty is the number at which a new room replaces the old room. Much later, the numbers are
 // used up, and a server may give one number to many parties. If a round reaches LastParty, its
-// transaction also closes the room for all other parties. So no party waits in the old room for
-// parties of the next room. Between two rounds, 2^30 parties may come and leave again. If more of
-// them come, all parties must leave before a new room can replace the old room.
+// transaction also closes the room for all other parties, so no party waits in the old room for
+// parties of the next. If 2^30 parties come and leave between two rounds, all parties must leave
+// before a new room can replace the old room.
 const LastParty = 1 << 30
 
 // keeperPath returns the path of the keeper's znode of p's round. All parties of the round use this
@@ -331,10 +331,9 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	return nil, err
 }
 
-// leaveBehind records the GUID of a party that does not wait but may have a znode. Either the
-// deletion of the znode is under way, or we have lost its session, which may still be alive at the
-// servers. The same caller may enter again, or continue in the next session. Then the old znode
-// must not count as another party.
+// leaveBehind records the GUID of a party that does not wait but may have a znode. Its deletion is
+// under way, or its session is lost but perhaps still alive at the servers. The same caller may enter
+// again, or continue in the next session. Then the old znode must not count as another party.
 func (b *DoubleBarrier) leaveBehind(guid string) {
 	b.leftovers.Store(session.ChildPath(b.room, guid), nil)
 }
@@ -505,9 +504,8 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *c
 // waits for the same time before its first look.
 const ownAfter = time.Second
 
-// awaitWritten waits until the room is written. If another client deletes our child, awaitWritten
-// returns ErrVanished, even if our round was let in before. For us, this has the same effect as the
-// end of our session at that moment.
+// awaitWritten waits until the room is written. If another client deletes our child, the error is
+// ErrVanished, even if our round was let in before: for us, it is as if our session had ended.
 func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnation, room *conn.Watch, p *party) error {
 	err := inc.AwaitAny(ctx, []*conn.Watch{room}, time.Now().Add(ownAfter))
 	watched := room
@@ -652,11 +650,9 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 
 // readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and
 // then deletes p's child. The result `unread` is the error of the read. If err is not nil, the
-// deletion has failed, p was no longer inside, or ctx has ended. If ctx ends, both requests
-// continue in the background.
-//
-// If the connection is lost before both replies, the servers may see the read after the deletion.
-// Then the keeper's znode may already be deleted. Step 8 finds that out.
+// deletion has failed, p was no longer inside, or ctx has ended. Then both requests continue in the
+// background. If the connection is lost, the servers may see the read after the deletion, when the
+// keeper's znode is perhaps already deleted. Step 8 finds that out.
 func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (_ session.Node, unread, err error) {
 	path := b.keeperPath(p)
 	if p.left {

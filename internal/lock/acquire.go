@@ -46,15 +46,14 @@ var (
 // The method `acquire` creates the znode of p and waits for the turn of p, in one session. (Line
 // describes the steps.) If ctx ends, a later call of `acquire` continues the wait.
 //
-// It is our turn if our znode exists and no contender blocks us. Both conditions must be true at
-// the same moment, on one server. This moment must not be before the last event that we received. A
-// listing can show both conditions. After the deletion of the only blocker, Claim.standsAfter shows
-// both without a listing. From that moment on, no contender can get ahead of us, unless the rule
-// allows it. So the turn lasts while our znode exists and the session is alive. The last step is
-// the call of `confirm`, so no caller gets a turn in a session that has already ended.
+// It is our turn if our znode exists and no contender blocks us. Both must be true at the same
+// moment, on one server, and not before the last event that we received. A listing can show both.
+// After the deletion of the only blocker, Claim.standsAfter shows both without a listing. From that
+// moment on, no contender can get ahead of us, unless Line.Blocker allows it. So the turn lasts while
+// our znode exists and the session is alive. The last step is the call of `confirm`.
 //
-// The turn may come while `acquire` fails. Even then, the caller must leave the line. This is safe:
-// the caller holds nothing, and the deletion of our znode wakes the next contender.
+// The turn may come while `acquire` fails. The caller can leave the line even then: it holds nothing,
+// and the deletion of our znode wakes the next contender.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
 		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
@@ -156,14 +155,12 @@ func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has
-// shown the deletion, or 0 if that number is uncertain. If p's own znode is deleted, awaitGone
-// returns ErrVanished, because the wait is then useless. After the end of ctx, awaitGone can be
-// called again.
+// shown the deletion, or 0 if that number is uncertain. If p's own znode is deleted, the error is
+// ErrVanished, because the wait is then useless. After the end of ctx, awaitGone can be called again.
 //
-// If several events have come, the order of the checks does not matter. If awaitGone finds the
-// deletion of the blocker first, Claim.standsAfter still checks the claim's own watch before the
-// grant. If awaitGone finds another event first, the claim is not granted: it leaves the line or
-// continues to wait.
+// If several events have come, the order of the checks does not matter. After the deletion of the
+// blocker, Claim.standsAfter still checks p's own watch. After another event, the claim is not
+// granted: it leaves the line or continues to wait.
 func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 	inc := p.claim.Incarnation
 	for {
@@ -353,17 +350,16 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation) (*Claim, e
 	return c, err
 }
 
-// RecallTime is the longest wait of Try for a contender that perhaps only keeps its place. This
-// time is long enough for two events: the contender's process learns of our create and deletes its
-// own znode, and then we learn of this deletion.
+// RecallTime is the longest wait of Try for a contender that perhaps only keeps its place. It is long
+// enough for the contender's process to learn of our create and delete its own znode, and for us to
+// learn of this deletion.
 const RecallTime = 500 * time.Millisecond
 
-// Try returns a claim if the turn of this claim comes at once. If not, Try leaves no znode in the
-// line, and returns nil. Try first lists the line, and does not enter it if a contender would block
-// the caller. There is one exception: exactly one contender is in the line, and it perhaps only
-// keeps its place. In that case, Try creates a znode, so that the contender's process deletes the
-// kept znode (Lock.recall). Try waits for this deletion, but no longer than RecallTime. If the
-// znode still exists after this wait, a goroutine holds the lock, or that process does not react.
+// Try returns a claim if its turn comes at once. If not, Try leaves no znode in the line, and returns
+// nil. Try first lists the line, and does not enter it if a contender would block the caller. There
+// is one exception: exactly one contender is in the line, and it perhaps only keeps its place. Then
+// Try creates a znode, so that the contender's process deletes the kept znode (Lock.recall), and
+// waits for that. After RecallTime, a goroutine holds the lock, or that process does not react.
 func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		if blocked, err := l.blocked(ctx, inc, mode); blocked || err != nil {

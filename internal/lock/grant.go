@@ -34,9 +34,8 @@ type Grant struct {
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
-// Hold.begin registers a hook of c on the end of the session. If the session ends after that, this
-// hook ends the grant before the client asks the servers to end the session. If the session has
-// ended already, the grant is lost before Grant returns.
+// Hold.begin registers a hook of c, which ends the grant before the client asks the servers to end
+// the session. If the session has ended already, the grant is lost before Grant returns.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -188,12 +187,10 @@ func (g *Grant) release(remove func() (lost error)) error {
 	return nil
 }
 
-// ReleaseBy is a variant of Release in which the function f sends the deletion of the znode. The
-// parameter `own` of f is the path of the znode. If f fails, ReleaseBy itself deletes the znode,
-// and returns the error of f. If f returns ErrVanished, another client had deleted the znode. Then
-// ReleaseBy returns the loss.
-//
-// When f begins, the znode is no longer watched. So its deletion by f does not count as a loss.
+// ReleaseBy is a variant of Release in which the function f sends the deletion of the znode `own`,
+// which is no longer watched by then. If f fails, ReleaseBy itself deletes the znode, and returns the
+// error of f. If f returns ErrVanished, another client had deleted the znode. Then ReleaseBy returns
+// the loss.
 func (g *Grant) ReleaseBy(f func(own string) error) (err error) {
 	c := g.Claim
 	lost := g.release(func() error {
@@ -389,9 +386,8 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction returns true if Close must not release c. One reason is that a running function of the
-// program holds c, or may hold c (Lock.inherit). The other reason is that c is Unwatched: either its primitive releases c, or c
-// ends with the session.
+// inFunction returns true if Close must not release c: a running function of the program holds c, or
+// may hold c (Lock.inherit). Or c is Unwatched: its primitive releases c, or c ends with the session.
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || slices.ContainsFunc(c.within, (*session.Function).Runs) || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
 		g, ok := owner.(*Grant)

@@ -37,10 +37,9 @@ var (
 // permits. A Hold begins once and ends once.
 //
 // All effects of a loss are hooks on the field `lost`. They close the channels of Lost, end the
-// contexts of functions, and end the waits of other goroutines. The goroutine that finds the loss
-// runs the hooks, under mu. If the session ends, the goroutine that ends it in this process runs
-// the hooks. After the hooks, the client asks the servers to end the session
-// (session.Incarnation.end).
+// contexts of functions, and end the waits of other goroutines. The goroutine that finds the loss,
+// or ends the session, runs the hooks, under mu. Only then does the client ask the servers to end
+// the session (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
 	Stake       *session.Stake // nil until the grant
@@ -251,8 +250,7 @@ func (h *Hold) leftLocked() <-chan struct{} {
 //
 // The hooks run first, as with every loss. The client deletes the znodes when the holder has
 // released h, or after the time LossTime at the latest. Until then, the holder can notice the loss,
-// and the servers grant the lock to no other session. A holder that is cut off from the servers
-// also has the time LossTime to notice its loss.
+// even if it is cut off from the servers, and the lock is granted to no other session.
 func (h *Hold) giveUp(why error, so func() bool) {
 	if !h.lose(h.Incarnation.GivenUp(why), so) {
 		return
@@ -286,12 +284,11 @@ func (h *Hold) ReleaseBare() {
 	}
 }
 
-// The method `fence` returns the fencing token of h: the zxid of a write to a znode of h. This zxid
-// is greater than the zxid of every write of earlier holders. Goroutines that share h share the
-// token. If another goroutine gets h during the write, h does not store the token of that write:
-// only the caller of `fence` gets this token. The parameters are functions: `has` reports whether
-// the caller still holds h, `node` returns the path of a znode of h, and `write` writes this znode.
-// The first two are called under mu.
+// The method `fence` returns the fencing token of h: the zxid of a write to a znode of h, which is
+// greater than the zxid of every write of earlier holders. Goroutines that share h share the token.
+// If another goroutine gets h during the write, only the caller of `fence` gets this token. The
+// parameters are functions: `has` reports whether the caller still holds h, `node` returns the path
+// of a znode of h, and `write` writes this znode. The first two are called under mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -385,11 +382,11 @@ type Limits struct {
 	Health func(ctx context.Context) error // called during a hold, if not nil
 }
 
-// The method `limited` starts the limits of h. When h reaches a limit, giveUp ends h by a loss. One
-// limit is the duration Max. The function `began` returns the time at which Max begins, or false if
-// h has no limit now. The other limit is the function Health. It is called at intervals of a third
-// of the session timeout, and each call must return nil within such an interval. The caller cancels
-// the limits with the result `stop`. Both `limited` and `began` are called under mu.
+// The method `limited` starts the limits of h. At a limit, giveUp ends h by a loss. One limit is the
+// duration Max. The function `began` returns the time at which Max begins, or false if h has no limit
+// now. The other limit is the function Health: in each third of the session timeout, it is called and
+// must return nil. The caller cancels the limits with the result `stop`. Both `limited` and `began`
+// are called under mu.
 func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)
