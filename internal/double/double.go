@@ -512,7 +512,11 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 	if err == nil && !session.IsClosed(room.Fired) {
 		watched = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.Path})
 		defer inc.Watches.Leave(watched)
-		if err = p.MustStand(ctx); err == nil { // this read sets the watch
+		// If the party has waited for an earlier round, the watch is already set.
+		if !inc.Watches.Stands(watched) || !inc.Watches.State(watched).Ours {
+			err = p.MustStand(ctx)
+		}
+		if err == nil {
 			err = inc.AwaitAny(ctx, []*conn.Watch{room, watched}, time.Time{})
 		}
 	}
