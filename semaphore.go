@@ -63,9 +63,7 @@ type Semaphore struct {
 	leases string // the full path of the parent of the permits' znodes
 	gate   *Mutex
 	pool   lock.Pool
-	agreed atomic.Bool // whether `named` was ever compared with the stored limit
-	known  atomic.Pointer[quota]
-	follow atomic.Bool // whether `named` is ignored, because a process has resized the semaphore
+	known  atomic.Pointer[quota] // the last read of the limit; nil before the first
 
 	mu        sync.Mutex
 	held      *lock.Permits // permits of this process, also lost permits until their release; guarded by mu
@@ -85,7 +83,7 @@ const maxUnits = 1000
 //
 //  1. Lock the semaphore's lock, the gate. While we hold the gate, no other process takes
 //     permits behind it.
-//  2. Read the limit, and list the permits.
+//  2. List the permits. The limit was read before, with a watch that has not fired.
 //  3. If too few are free, list them with a watch, wait, and list again.
 //  4. Create the znodes of the permits, in one transaction that also proves that we still hold
 //     the gate. Then unlock the gate.
@@ -171,7 +169,14 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 	}
 	if n > m.limit.Load() {
 		// Another process may have resized the semaphore, so read the limit.
-		if err := m.s.m.During(ctx, func(inc *session.Incarnation) error { return m.refresh(ctx, inc) }); err != nil {
+		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
+			limit, _, err := m.read(ctx, inc, inc.GetFresh)
+			if err == nil && limit == 0 {
+				m.limit.Store(m.named)
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -219,22 +224,20 @@ func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Perm
 
 // The method `obtain` does the work of acquire. It does not add the details of a wait to an error.
 func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
-	// If this process has named another limit than the stored one, fail before joining the line.
-	if !m.agreed.Load() {
-		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
-			_, err := m.agree(ctx, inc)
+	for {
+		if ok, err := m.settle(ctx, wait); !ok {
+			return nil, err
+		}
+		// Agree on the limit before joining the line: if the stored limit is another, fail at once.
+		var q *quota
+		err := m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			q, err = m.agree(ctx, inc)
 			return err
 		})
 		if err != nil {
 			return nil, err
 		}
-		m.agreed.Store(true)
-	}
-	for {
-		if ok, err := m.settle(ctx, wait); !ok {
-			return nil, err
-		}
-		if a, over, err := m.acquireAtOnce(ctx, n, wait); a != nil || over || err != nil {
+		if a, over, err := m.acquireAtOnce(ctx, q, n, wait); a != nil || over || err != nil {
 			return a, err
 		}
 		if wait { // Step 1.
@@ -289,7 +292,7 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 		if m.freed == nil {
 			m.freed = make(chan struct{})
 		}
-		freed, held := m.freed, m.held
+		freed, held := m.freed, m.held // not held.Left(), which is closed even if the program never releases the permits
 		m.mu.Unlock()
 		if !wait {
 			return false, m.s.m.Failure()
@@ -310,65 +313,84 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 
 func (m *Semaphore) unsettledLocked() bool { return m.held != nil && m.held.Err() != nil }
 
-// The type `quota` is the stored limit.
+// The type `quota` is the stored limit, as it was read. Until its watch fires, the limit is the same.
 type quota struct {
 	limit   int64
-	version int32       // of the znode at the path
-	watch   *conn.Watch // if not nil, this watch was joined before the read, so the limit stays the same until the watch fires
+	version int32 // of the znode at the path
+	inc     *session.Incarnation
+	watch   *conn.Watch // joined before the read
 	leave   func()      // leaves the watch
 }
 
 // The method `agree` returns the stored limit. If no limit is stored, it stores ours. It returns
-// ErrInvalid if the stored limit differs from ours, and no process has resized the semaphore.
-//
-// The last request of agree reads the znode, which sets the watch of the data. So a caller that
-// joined this watch before the call gets the event of the next change.
-func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (q quota, err error) {
-	mine := m.stored(m.named)
-	if err := inc.VetHere(ctx, m.root); err != nil {
-		return q, err
-	}
+// ErrInvalid if the stored limit differs from ours, and no process has resized the semaphore. It
+// sends no request while the watch of an earlier read stands.
+func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (*quota, error) {
 	for {
-		data, stat, err := inc.Get(ctx, m.root)
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
+		// Join returns the same watch as before, unless that watch has fired.
+		if q := m.known.Load(); q != nil && q.watch == w {
+			inc.Watches.Leave(w)
+			return q, nil
+		}
+		err := inc.VetHere(ctx, m.root)
+		var limit int64
+		var stat *zk.Stat
+		if err == nil {
+			limit, stat, err = m.read(ctx, inc, inc.Get)
+		}
+		if err == nil && limit > 0 {
+			q := &quota{limit: limit, version: stat.Version, inc: inc, watch: w, leave: session.StayJoined(m, inc, w)}
+			if old := m.known.Swap(q); old != nil {
+				old.leave()
+			}
+			return q, nil
+		}
+		inc.Watches.Leave(w)
 		switch {
-		case session.IsNoNode(err):
-			err = m.makeRoot(ctx, inc, mine)
-		case err == nil && len(marks.Unmark(data)) > 0:
-			return m.adopt(ctx, inc, data, stat)
-		case err == nil:
+		case err != nil:
+		case stat == nil:
+			err = m.makeRoot(ctx, inc, m.stored(m.named))
+		default:
 			// If several clients write, only the first write succeeds, because each expects the same
 			// version. The next read shows the limit of the first, even if our reply was lost.
-			if _, err = inc.Set(ctx, m.root, mine, stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
+			if _, err = inc.Set(ctx, m.root, m.stored(m.named), stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
 				err = nil
 			}
 		}
 		if err != nil {
-			return q, err
+			return nil, err
 		}
 	}
 }
 
-// The method `adopt` makes the stored limit ours. It returns ErrInvalid if NewSemaphore named
-// another limit and no process has resized the semaphore.
-func (m *Semaphore) adopt(ctx context.Context, inc *session.Incarnation, data []byte, stat *zk.Stat) (q quota, err error) {
-	limit, err := parseLimit(data)
-	if err != nil {
-		return q, err
+// The method `read` reads the stored limit, and writes nothing. The limit is 0 if none is stored,
+// and stat is nil if there is no znode. The error is ErrInvalid if NewSemaphore named another limit
+// and no process has resized the semaphore.
+func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func(context.Context, string) ([]byte, *zk.Stat, error)) (limit int64, stat *zk.Stat, err error) {
+	data, stat, err := get(ctx, m.root)
+	switch {
+	case session.IsNoNode(err):
+		return 0, nil, nil
+	case err != nil || len(marks.Unmark(data)) == 0:
+		return 0, stat, err
 	}
-	if limit != m.named && !m.follow.Load() {
+	if limit, err = parseLimit(data); err != nil {
+		return 0, nil, err
+	}
+	if limit != m.named {
 		// Resize creates the mark in the transaction that writes the limit. This session has read the
 		// limit, so it also sees the mark.
 		mark, err := inc.Exists(ctx, m.resized())
 		if err != nil {
-			return q, err
+			return 0, nil, err
 		}
 		if mark == nil {
-			return q, session.Invalid("the path has the limit %d, and this Semaphore %d; use Resize to change it", limit, m.named)
+			return 0, nil, session.Invalid("the path has the limit %d, and this Semaphore %d; use Resize to change it", limit, m.named)
 		}
-		m.follow.Store(true)
 	}
 	m.limit.Store(limit)
-	return quota{limit: limit, version: stat.Version}, nil
+	return limit, stat, nil
 }
 
 // The method `stored` returns the data for a limit. With LayoutKazoo, the data are only the
@@ -388,19 +410,6 @@ func parseLimit(data []byte) (int64, error) {
 		return 0, session.Invalid("the path stores %.40q, which is no limit of a Semaphore; use another path, or delete the data", data)
 	}
 	return limit, nil
-}
-
-// The method `refresh` reads the limit, if one is stored, and writes nothing.
-func (m *Semaphore) refresh(ctx context.Context, inc *session.Incarnation) error {
-	data, stat, err := inc.GetFresh(ctx, m.root)
-	if session.IsNoNode(err) || err == nil && len(data) == 0 {
-		m.limit.Store(m.named)
-		return nil
-	}
-	if err == nil {
-		_, err = m.adopt(ctx, inc, data, stat)
-	}
-	return err
 }
 
 // The method `resized` returns the path of the mark that Resize creates. With LayoutKazoo, the
@@ -430,7 +439,7 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	}
 	// Resize must not lock the gate, because the holder of the gate may be waiting for this Resize. It
 	// does not need the gate either: in a transaction that creates permits, the servers check the
-	// version of the limit (see the method `make`).
+	// version of the limit (see the method `take`).
 	limit := m.stored(n)
 	ops := []any{
 		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
@@ -458,7 +467,6 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 		// Apply the transaction exactly once: a repetition could undo the Resize of another process.
 		switch _, err = txn.Across(ctx, m.s.m, m.root+"-receipts", ops); {
 		case err == nil:
-			m.follow.Store(true)
 			m.limit.Store(n)
 			return nil
 		case session.IsNodeExists(err):
@@ -491,7 +499,6 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	m.s.m.Holds.Add(-1)
 	defer m.s.m.Waiters.Add(-1)
 	defer m.s.m.Holds.Add(1)
-	inc := gate.Claim.Incarnation
 	// The context `settled` ends when this process's permits are lost, because other contenders wait
 	// behind us. It also ends when the gate is lost, because then we are no longer the first.
 	settled, end, rest := session.EndingContext(ctx)
@@ -507,70 +514,76 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	if unsettled {
 		return nil, errUnsettled // the permits were lost while we waited for the gate
 	}
-	for {
-		resized := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
-		leases, err := m.takeOf(settled, gate, resized, n, wait, ahead)
-		inc.Watches.Leave(resized)
-		switch ended := err != nil && settled.Err() != nil; {
-		case ended && ctx.Err() == nil:
-			return nil, errUnsettled
-		case ended && errors.Is(err, settled.Err()): // the context `settled` may have ended before ctx
-			return nil, session.CtxErr(ctx)
-		}
-		if !errors.Is(err, errResized) && !session.IsBadVersion(err) {
-			return leases, err
-		}
+	leases, err := m.takeFree(settled, gate, n, wait, ahead)
+	switch ended := err != nil && settled.Err() != nil; {
+	case ended && ctx.Err() == nil:
+		return nil, errUnsettled
+	case ended && errors.Is(err, settled.Err()): // the context `settled` may have ended before ctx
+		return nil, session.CtxErr(ctx)
 	}
+	return leases, err
 }
 
-// errResized means that the limit has changed since the client read it.
-var errResized = errors.New("the limit has changed")
-
-// takeOf does the work of the method `take`, until the limit changes.
-func (m *Semaphore) takeOf(ctx context.Context, gate *lock.Grant, resized *conn.Watch, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
+// takeFree does the work of the method `take`, until ctx ends.
+func (m *Semaphore) takeFree(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
-	var q quota
-	agreed := make(chan error, 1)
-	inc.Manager.Spawn(func() { // at the same time as the listing
-		var err error
-		q, err = m.agree(ctx, inc)
-		agreed <- err
-	})
-	out, err := m.out(ctx, inc) // Step 2.
-	if e := <-agreed; e != nil {
-		return nil, e
-	}
-	if err == nil && n > q.limit {
-		return nil, tooMany(n, q.limit)
-	}
-	q.watch, q.leave = resized, session.StayJoined(m, inc, inc.Watches.Join(resized.Key))
-	if old := m.known.Swap(&q); old != nil {
-		old.leave()
-	}
-	m.calm.Store(err == nil && out <= q.limit-n)
-	for err == nil && out > q.limit-n {
-		if !wait {
-			return nil, nil
+	for first := true; ; first = false {
+		q, err := m.agree(ctx, inc)
+		if err != nil {
+			return nil, err
 		}
-		if err = m.awaitFree(ctx, inc, resized, q.limit-n, ahead); err == nil { // Step 3.
-			out, err = m.out(ctx, inc)
+		if n > q.limit {
+			return nil, tooMany(n, q.limit)
 		}
+		names, err := inc.Names(ctx, m.leases) // Step 2.
+		free := err == nil && m.weightOfAll(names) <= q.limit-n
+		if first {
+			m.calm.Store(free)
+		}
+		switch {
+		case err != nil || !free && !wait:
+			return nil, err
+		case !free:
+			if err := m.awaitChange(ctx, q, n, ahead); err != nil { // Step 3.
+				return nil, err
+			}
+			continue
+		}
+		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
+		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
+		err = inc.CreateEphemeral(ctx, &session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
+		switch {
+		case session.IsBadVersion(err): // the limit has changed
+			continue
+		case session.IsNoNode(err):
+			// The parent does not exist yet, or the servers removed it because it was empty. If the
+			// parent is the path itself, the limit was removed too.
+			if _, err = m.agree(ctx, inc); err == nil {
+				err = inc.MakeDir(ctx, m.leasesDir())
+			}
+			if err == nil {
+				continue
+			}
+		}
+		return leases, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	return m.make(ctx, gate, q, n) // Step 4.
 }
 
-// awaitFree waits for a change in the set of permits that are out. If the number of these permits
-// does not exceed the argument `most`, it returns at once. It returns errResized if the limit
-// changes.
+// awaitChange waits for a change of the limit q, or in the set of permits that are out. If n permits
+// are free, it returns at once.
 //
 // A separate listing sets the watch. If the first listing set it, and enough permits were free,
 // our own create request would fire the watch without need.
-func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, resized *conn.Watch, most int64, ahead *lock.Ahead) error {
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
+func (m *Semaphore) awaitChange(ctx context.Context, q *quota, n int64, ahead *lock.Ahead) error {
+	inc := q.inc
+	w, limit := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases}), inc.Watches.Join(q.watch.Key)
 	defer inc.Watches.Leave(w)
+	defer inc.Watches.Leave(limit)
+	names, err := inc.Names(ctx, m.leases)
+	if err != nil || m.weightOfAll(names) <= q.limit-n || limit != q.watch {
+		return err
+	}
+	ahead.Set(m.leases, names[0], len(names))
 	list := func(ctx context.Context) (first string, place int, err error) {
 		names, err := inc.Names(ctx, m.leases)
 		if len(names) > 0 {
@@ -578,63 +591,20 @@ func (m *Semaphore) awaitFree(ctx context.Context, inc *session.Incarnation, res
 		}
 		return first, len(names), err
 	}
-	names, err := inc.Names(ctx, m.leases)
-	if err != nil || m.weightOfAll(names) <= most {
-		return err
-	}
-	ahead.Set(m.leases, names[0], len(names))
 	defer ahead.LookWhileWaiting(inc, list)()
-	// A release wakes only us, because all other waiters are at the gate. If the limit has changed
-	// too, the caller first reads the limit again.
-	if err := inc.AwaitAny(ctx, []*conn.Watch{w, resized}, time.Time{}); err != nil {
-		return err
-	}
-	if session.IsClosed(resized.Fired) {
-		return errResized
-	}
-	return nil
+	// A release wakes only us, because all other waiters are at the gate.
+	return inc.AwaitAny(ctx, []*conn.Watch{w, limit}, time.Time{})
 }
 
-// The method `out` returns the number of permits that are out. The number can exceed the limit:
-// other programs may count in another way, or Resize may have lowered the limit.
-func (m *Semaphore) out(ctx context.Context, inc *session.Incarnation) (int64, error) {
-	names, err := inc.Names(ctx, m.leases)
-	return m.weightOfAll(names), err
-}
-
+// The method `weightOfAll` returns the number of permits that are out, given the names of their
+// znodes. The number can exceed the limit: other programs may count in another way, or Resize may
+// have lowered the limit.
 func (m *Semaphore) weightOfAll(names []string) int64 {
 	return lock.CountPermits(names, m.layout == LayoutKazoo)
 }
 
 // The method `heavy` reports whether, with this limit, all permits of one Acquire share one znode.
 func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
-
-// The method `make` creates the znodes of n permits, if we still hold the gate and the limit is
-// still q. It returns BadVersion if the limit has changed.
-func (m *Semaphore) make(ctx context.Context, gate *lock.Grant, q quota, n int64) ([]lock.Permit, error) {
-	inc := gate.Claim.Incarnation
-	for {
-		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
-		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
-		err := inc.CreateEphemeral(ctx, &session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds})
-		if !session.IsNoNode(err) {
-			return leases, err
-		}
-		// The parent does not exist yet, or the servers removed it because it was empty. If the
-		// parent is the path itself, the limit was removed too.
-		now, err := m.agree(ctx, inc)
-		switch {
-		case err == nil && now.limit != q.limit:
-			return nil, errResized
-		case err == nil:
-			q = now
-			err = inc.MakeDir(ctx, m.leasesDir())
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-}
 
 // leasesDir returns the parent of the permits' znodes. With LayoutKazoo, the parent is the
 // znode of the limit, which makeRoot creates.

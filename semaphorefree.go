@@ -6,7 +6,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
@@ -88,36 +87,28 @@ import (
 // acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
 // the attempt failed. The result `over` can be true only if `wait` is false. If it is true, the
 // caller must not try behind the gate either.
-func (m *Semaphore) acquireAtOnce(ctx context.Context, n int64, wait bool) (a *lock.Permits, over bool, err error) {
-	known := m.known.Load()
-	if known == nil || !m.calm.Load() || n > known.limit || m.gate.local.Wanted() {
-		return nil, false, nil
-	}
-	inc, err := m.s.m.Incarnation(ctx)
-	if err != nil {
-		return nil, false, err
-	}
-	// Join returns the same watch as before, unless that watch has fired.
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
+func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait bool) (a *lock.Permits, over bool, err error) {
+	inc := q.inc
+	w := inc.Watches.Join(q.watch.Key)
 	defer inc.Watches.Leave(w)
-	if w != known.watch {
+	if w != q.watch || !m.calm.Load() || n > q.limit || m.gate.local.Wanted() {
 		return nil, false, nil
 	}
 	if !wait {
 		// A caller that does not wait may call again and again. So read first, and write only if the
 		// permits seem to be free.
-		if free, err := m.looksFree(ctx, inc, n, known.limit); !free || err != nil {
+		if free, err := m.looksFree(ctx, inc, n, q.limit); !free || err != nil {
 			return nil, err == nil, unlessEnded(err)
 		}
 	}
 	m.s.m.Waiters.Add(1)
 	defer m.s.m.Waiters.Add(-1)
-	leases := m.name(known.limit, n)
+	leases := m.name(q.limit, n)
 	made := session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.leases}}
-	made.Holds = []*zk.CheckVersionRequest{{Path: m.root, Version: known.version}}
+	made.Holds = []*zk.CheckVersionRequest{{Path: m.root, Version: q.version}}
 	err = inc.CreateEphemeral(ctx, &made)
 	lists, withdrawn := made.Lists, made.Undo
-	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lock.Without(lists[1], lock.PathsOf(leases))) > known.limit-n || session.IsClosed(w.Fired)) {
+	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lock.Without(lists[1], lock.PathsOf(leases))) > q.limit-n || session.IsClosed(w.Fired)) {
 		withdrawn = inc.Remove(lock.PathsOf(leases)...)
 	}
 	switch {
