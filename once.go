@@ -140,20 +140,59 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 
 // The method `round` is one attempt of do. After errMarked or ErrEnded, the caller tries another
 // round.
-func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
+func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
 	g, err := o.mark.look(ctx, o.valued) // Step 1.
-	if g.exists() || err != nil {
-		return g.value(), o.fail("do", err)
+	if g.there || err != nil {
+		return g.data, o.fail("do", err)
 	}
 	defer g.leave()
-	ctx, h, first, err := o.enter(ctx, g)
-	if errors.Is(err, errMarked) {
-		return nil, err
-	}
+	ctx, h, first, err := o.enter(ctx, g) // Step 2.
 	if err != nil {
 		return nil, o.fail("do", err)
 	}
-	return o.run(ctx, h, first && g.lastsFor(h), f)
+	if !first || !g.lastsFor(h) { // Step 3.
+		g, e := o.mark.look(ctx, o.valued)
+		g.leave()
+		if err = e; g.there {
+			err = errMarked
+		}
+	}
+	if err == nil && h.Err() != nil {
+		err = session.ErrEnded // the last `look` may have used a later session than h's
+	}
+	d := newDoCall(ctx, o.s, nil, h)
+	if err == nil {
+		err = d.function.Begin()
+	}
+	if err != nil {
+		o.s.m.GiveUp(ctx, h.Release)
+		return nil, o.fail("do", err)
+	}
+	var failed error
+	returned := false
+	err = doHolding(ctx, o.doKey(), d, func(ctx context.Context) error {
+		data, failed = f(ctx, session.BaseName(h.Claim.Path))
+		returned = true
+		return failed
+	}, func() error {
+		switch {
+		case !returned: // a panic, or runtime.Goexit
+			o.panicked.Store(true)
+			return d.giveUp(ctx, o.s.m, h.Release)
+		case failed != nil:
+			return o.fail("do", d.giveUp(ctx, o.s.m, h.Release))
+		}
+		// f has succeeded, so create the mark even if ctx ends. In that case, wait for a short time, in
+		// which a working server answers. If h is lost from now on, the mark may exist.
+		lost := h.Err()
+		done := make(chan error, 1)
+		o.s.m.Spawn(func() { defer d.function.End(); done <- o.write(h, data) })
+		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
+			return o.fail("do", err)
+		}
+		return o.fail("do", session.JoinErrors([]error{session.CtxErr(ctx), lost}))
+	})
+	return data, err
 }
 
 // A Once and a Mutex at the same path use the same line. So doKey returns the key of such a Mutex.
@@ -165,11 +204,8 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
 		return nil, true, ErrPanicked
 	}
-	g := o.mark.known()
-	if g != nil && o.valued && !g.read {
-		return nil, false, nil
-	}
-	return g.value(), g != nil, nil
+	g, ok := o.mark.known()
+	return g.data, ok && (g.read || !o.valued), nil
 }
 
 // The type `mark` is the state of the znode path/done, as far as this process knows it. All Onces
@@ -179,13 +215,13 @@ type mark struct {
 	path string // the full path on the server
 
 	mu      sync.Mutex
-	seen    *sight // the mark as it was last seen, or nil; guarded by mu
+	seen    sight  // the mark as it was last seen, or the zero sight; guarded by mu
 	unwatch func() // leaves the watch of `seen`; guarded by mu
 }
 
 // The type `sight` is what one read saw at the path of the mark, with the watch that this read
-// left: on the mark's data, or on its creation. A nil sight is a read that found no mark and left no
-// watch.
+// left: on the mark's data, or on its creation. The zero sight is a read that found no mark and left
+// no watch.
 type sight struct {
 	inc   *session.Incarnation
 	w     *conn.Watch // joined
@@ -194,11 +230,9 @@ type sight struct {
 	data  []byte
 }
 
-func (g *sight) exists() bool { return g != nil && g.there }
-
 // The method `leave` leaves the watch on the creation of the mark, if the mark did not exist.
-func (g *sight) leave() {
-	if g != nil && !g.there {
+func (g sight) leave() {
+	if g.w != nil && !g.there {
 		g.inc.Watches.Leave(g.w)
 	}
 }
@@ -212,41 +246,17 @@ func (g *sight) leave() {
 // later state. On a new connection, the client sets the watch again before all calls, and a missed
 // event fires it. So no mark existed at the time of the listing. While h's znode exists, all other
 // contenders are behind h, so no other process creates a mark.
-func (g *sight) lastsFor(h *lock.Grant) bool {
-	return g != nil && g.inc == h.Claim.Incarnation && g.inc.Watches.Stands(g.w)
+func (g sight) lastsFor(h *lock.Grant) bool {
+	return g.inc == h.Claim.Incarnation && g.inc.Watches.Stands(g.w)
 }
 
-// The method `stands` reports whether the mark is still known to exist. It also checks the
-// session, because a client that is cut off receives no event of a deletion.
-func (g *sight) stands() bool {
-	if g == nil {
-		return false
-	}
-	select {
-	case <-g.w.Fired:
-		return false
-	default:
-		return g.inc.Alive()
-	}
-}
-
-// The method `value` returns the mark's data, or nil without a mark.
-func (g *sight) value() []byte {
-	if g == nil {
-		return nil
-	}
-	return g.data
-}
-
-// The method `known` returns the mark as it was seen, if it is still known to exist.
-func (k *mark) known() *sight {
+// The method `known` returns the mark as it was seen, and whether it is still known to exist. It
+// also checks the session, because a client that is cut off receives no event of a deletion.
+func (k *mark) known() (g sight, ok bool) {
 	k.mu.Lock()
-	g := k.seen
+	g = k.seen
 	k.mu.Unlock()
-	if !g.stands() {
-		return nil
-	}
-	return g
+	return g, g.there && !session.IsClosed(g.w.Fired) && g.inc.Alive()
 }
 
 // shortMark is a number of bytes. The data of a Once's mark are always longer, because they
@@ -255,54 +265,43 @@ const shortMark = 40
 
 // The method `look` looks for the mark, and remembers it. If there is no mark, the caller must call
 // the sight's method `leave`. If the argument `value` is true, `look` also reads the mark's data.
-// If such a read finds no mark, the sight is nil.
-func (k *mark) look(ctx context.Context, value bool) (g *sight, err error) {
-	err = k.m.During(ctx, func(inc *session.Incarnation) error {
-		if value {
-			g, err = k.lookValue(ctx, inc)
-			return err
-		}
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: k.path})
-		switch stat, err := inc.Exists(ctx, k.path); {
-		case err != nil:
+// If such a read finds no mark, the sight is zero.
+func (k *mark) look(ctx context.Context, value bool) (g sight, err error) {
+	err = k.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if !value {
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: k.path})
+			stat, err := inc.Exists(ctx, k.path)
+			if err == nil && (stat == nil || stat.DataLength >= shortMark && stat.Cversion == 0 && stat.EphemeralOwner == 0) {
+				g = sight{inc: inc, w: w, there: stat != nil}
+				return nil
+			}
 			inc.Watches.Leave(w)
-			return err
-		case stat != nil && (stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0):
-			inc.Watches.Leave(w) // not a mark: path/done may be the parent znode of another primitive
-			g, err = k.lookValue(ctx, inc)
-			return err
-		default:
-			g = &sight{inc: inc, w: w, there: stat != nil}
+			if err != nil {
+				return err
+			}
+			// This is not a mark: path/done may be the parent znode of another primitive.
 		}
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: k.path})
+		data, _, err := inc.GetMade(ctx, k.path, inc.Get)
+		if err != nil {
+			inc.Watches.Leave(w)
+			return unlessNoNode(err)
+		}
+		g = sight{inc: inc, w: w, there: true, read: true, data: data}
 		return nil
 	})
-	switch {
-	case err != nil:
-		return nil, err
-	case g.exists():
-		k.remember(g)
-	default:
-		k.remember(nil)
-	}
-	return g, nil
-}
-
-// lookValue reads the mark with its data. It returns nil if there is no mark.
-func (k *mark) lookValue(ctx context.Context, inc *session.Incarnation) (*sight, error) {
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: k.path})
-	data, _, err := inc.GetMade(ctx, k.path, inc.Get)
 	if err != nil {
-		inc.Watches.Leave(w)
-		return nil, unlessNoNode(err)
+		return sight{}, err
 	}
-	return &sight{inc: inc, w: w, there: true, read: true, data: data}, nil
+	k.remember(g)
+	return g, nil
 }
 
 // The method `await` waits until the mark exists or has existed. In the session of `none`, a sight
 // without a mark, the wait costs no request.
-func (k *mark) await(ctx context.Context, none *sight) error {
+func (k *mark) await(ctx context.Context, none sight) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
-		if none != nil && none.inc == inc {
+		if none.inc == inc {
 			if err := inc.AwaitFired(ctx, none.w); err != nil || none.w.Event == zk.EventNodeCreated {
 				return err
 			}
@@ -311,16 +310,16 @@ func (k *mark) await(ctx context.Context, none *sight) error {
 	})
 }
 
-// The method `remember` replaces the remembered mark by g. If g is nil, it forgets the mark. The
-// remembered mark stays joined to its watch while k is in use.
-func (k *mark) remember(g *sight) {
+// The method `remember` replaces the remembered mark by g, or forgets it if g is a sight without a
+// mark. The remembered mark stays joined to its watch while k is in use.
+func (k *mark) remember(g sight) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.seen != nil {
+	if k.seen.there {
 		k.unwatch()
 	}
-	if k.seen = g; g != nil {
-		k.unwatch = session.StayJoined(k, g.inc, g.w)
+	if k.seen = (sight{}); g.there {
+		k.seen, k.unwatch = g, session.StayJoined(k, g.inc, g.w)
 	}
 }
 
@@ -332,7 +331,7 @@ var errMarked = errors.New("the mark has been made")
 // It waits for the mark too if a contender is ahead, because only such a contender creates the
 // mark. The read that sets the watch finds a mark that was created earlier. The result `first` is
 // true if no contender was ever ahead.
-func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lock.Grant, first bool, err error) {
+func (o *Once) enter(ctx context.Context, none sight) (_ context.Context, h *lock.Grant, first bool, err error) {
 	_, op := o.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "once", Name: "do", Path: o.path})
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -350,8 +349,8 @@ func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lo
 			})
 		}
 	}}
-	p, err := place.Take(wait) // Step 2.
-	place.Leave()              // if `wait` has ended
+	p, err := place.Take(wait)
+	place.Leave() // if `wait` has ended
 	cancel(nil)
 	watching.Wait()
 	switch {
@@ -371,66 +370,6 @@ func (o *Once) enter(ctx context.Context, none *sight) (_ context.Context, h *lo
 	return nil, nil, false, err
 }
 
-// The method `run` calls f while h holds, and creates the mark if f returns nil. If the argument
-// `unmarked` is true, the caller is certain that there is no mark. The error is errMarked if there
-// is a mark, and ErrEnded if h is lost before f begins.
-func (o *Once) run(ctx context.Context, h *lock.Grant, unmarked bool, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
-	var g *sight
-	if !unmarked {
-		g, err = o.mark.look(ctx, o.valued) // Step 3.
-		g.leave()
-	}
-	switch {
-	case err != nil:
-		o.s.m.GiveUp(ctx, h.Release)
-		return nil, o.fail("do", err)
-	case g.exists():
-		o.s.m.GiveUp(ctx, h.Release)
-		return nil, errMarked
-	case h.Err() != nil:
-		// The method `look` may have used a later session than h's. Do continues with another round, and
-		// waits for its turn again.
-		o.s.m.GiveUp(ctx, h.Release)
-		return nil, session.ErrEnded
-	}
-	d := newDoCall(ctx, o.s, nil, h)
-	if err := d.function.Begin(); err != nil {
-		o.s.m.GiveUp(ctx, h.Release)
-		return nil, o.fail("do", err)
-	}
-	var failed error
-	returned := false
-	err = doHolding(ctx, o.doKey(), d, func(ctx context.Context) error {
-		data, failed = f(ctx, session.BaseName(h.Claim.Path))
-		returned = true
-		return failed
-	}, func() error {
-		switch {
-		case !returned: // a panic, or runtime.Goexit
-			o.panicked.Store(true)
-			return d.giveUp(ctx, o.s.m, h.Release)
-		case failed != nil:
-			return o.fail("do", d.giveUp(ctx, o.s.m, h.Release))
-		}
-		return o.fail("do", o.finish(ctx, d, h, data))
-	})
-	return data, err
-}
-
-// The method `finish` creates the mark and leaves the line, even if ctx ends, because f has
-// succeeded. If ctx ends, `finish` waits for a short time, in which a working server answers, and
-// then returns. If h was lost before the call of `finish`, the error includes the loss. If h is
-// lost later, the mark may exist.
-func (o *Once) finish(ctx context.Context, d *doCall, h *lock.Grant, data []byte) error {
-	lost := h.Err()
-	done := make(chan error, 1)
-	o.s.m.Spawn(func() { defer d.function.End(); done <- o.write(h, data) })
-	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
-		return err
-	}
-	return session.JoinErrors([]error{session.CtxErr(ctx), lost})
-}
-
 // The method `write` creates the mark and leaves the line (step 4). It remembers the mark, so
 // that the next Do needs no request.
 func (o *Once) write(h *lock.Grant, data []byte) error {
@@ -448,7 +387,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 		return err
 	})
 	if made {
-		o.mark.remember(&sight{inc: inc, w: w, there: true, read: true, data: data})
+		o.mark.remember(sight{inc: inc, w: w, there: true, read: true, data: data})
 	} else {
 		inc.Watches.Leave(w)
 	}
@@ -458,7 +397,19 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 		// program has created this mark.
 		return errMarked
 	case open:
-		mine, e := o.isMine(context.Background(), h, data)
+		// h's session was lost before the reply. While h's znode exists, the transaction can still be
+		// applied; after its deletion, it fails. So wait for the deletion, and then read the mark. Do
+		// stores unique data. OnceValue may store the same value as another process; then it does not
+		// matter which process stored it.
+		mine := false
+		e := o.s.m.During(context.Background(), func(inc *session.Incarnation) error {
+			if err := inc.AwaitGone(context.Background(), h.Claim.Path); err != nil {
+				return err
+			}
+			stored, _, err := inc.Get(context.Background(), o.mark.path)
+			mine = err == nil && bytes.Equal(stored, data)
+			return unlessNoNode(err)
+		})
 		switch {
 		case e != nil && session.OutcomeOf(e) == session.Answered:
 			// A caller would take the servers' answer about the read for a refusal of the mark.
@@ -472,26 +423,6 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	return err
 }
 
-// isMine reports whether h's transaction created the mark. The caller needs it if h's session
-// was lost before the reply to the transaction. An error means that the outcome is unknown.
-// While h's znode exists, the transaction can still be applied. After the deletion of the
-// znode, it fails. So isMine waits for the deletion and then reads the mark.
-//
-// isMine recognises our mark by its data. Do stores unique data. OnceValue may store the same
-// value as another process. Then every caller gets that value, so it does not matter which
-// process stored it.
-func (o *Once) isMine(ctx context.Context, h *lock.Grant, data []byte) (mine bool, err error) {
-	err = o.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.AwaitGone(ctx, h.Claim.Path); err != nil {
-			return err
-		}
-		stored, _, err := inc.Get(ctx, o.mark.path)
-		mine = err == nil && bytes.Equal(stored, data)
-		return unlessNoNode(err)
-	})
-	return mine, err
-}
-
 // Done reports whether the Once is complete. It takes no request if this process has seen the mark,
 // 1 if it finds the mark, and otherwise 3.
 func (o *Once) Done(ctx context.Context) (bool, error) {
@@ -503,13 +434,13 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if err := o.check(ctx); err != nil {
 		return false, err
 	}
-	if o.mark.known() != nil {
+	if _, ok := o.mark.known(); ok {
 		return true, nil
 	}
 	g, err := o.mark.look(ctx, false)
 	g.leave()
-	if g.exists() || err != nil {
-		return g.exists(), err
+	if g.there || err != nil {
+		return g.there, err
 	}
 	err = o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) })
 	if err != nil {
@@ -517,7 +448,7 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	}
 	g, err = o.mark.look(ctx, false)
 	g.leave()
-	return g.exists(), err
+	return g.there, err
 }
 
 // Reset deletes the mark, so that the next Do runs its function, also after a panic. A function
@@ -527,7 +458,7 @@ func (o *Once) Reset(ctx context.Context) (err error) {
 	if err := o.check(ctx); err != nil {
 		return err
 	}
-	o.mark.remember(nil) // another process may have deleted the mark, although the watch has not fired yet
+	o.mark.remember(sight{}) // another process may have deleted the mark, although the watch has not fired yet
 	done, err := o.done(ctx)
 	if err != nil {
 		return err
@@ -537,7 +468,7 @@ func (o *Once) Reset(ctx context.Context) (err error) {
 		if _, err := txn.Across(ctx, o.s.m, o.line.Dir, ops); unlessNoNode(err) != nil {
 			return err
 		}
-		o.mark.remember(nil)
+		o.mark.remember(sight{})
 	}
 	o.panicked.Store(false)
 	return nil
