@@ -8,7 +8,6 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/timetable"
 )
 
 // This file has the options of locks, elections and groups, the layouts, and `setup`, which has the
@@ -28,9 +27,7 @@ type setup struct {
 
 	codec Codec
 
-	keep    bool // WithPersistentTasks
-	missed  timetable.Policy
-	retries int
+	keep    bool          // WithPersistentTasks
 	backoff *Backoff      // between attempts, or nil if it was not set
 	timeout time.Duration // of Queue.Work, or 0
 

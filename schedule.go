@@ -50,7 +50,7 @@ import (
 // broken clock recorded a future instant, delete path/last.
 type Schedule struct {
 	made
-	missed  timetable.Policy
+	missed  MissedPolicy
 	retries int
 	backoff session.RetryPolicy
 	refused error        // means that the servers refuse to record the result of a run of this Schedule
@@ -84,7 +84,7 @@ type ScheduleFailure struct {
 }
 
 // A ScheduleOption changes a [Schedule].
-type ScheduleOption func(*setup)
+type ScheduleOption func(*Schedule)
 
 // A MissedPolicy says what [Schedule.Run] does about missed instants.
 type MissedPolicy int
@@ -96,13 +96,18 @@ const (
 )
 
 // String returns "latest", "skip" or "all".
-func (p MissedPolicy) String() string { return timetable.Policy(p).String() }
+func (p MissedPolicy) String() string {
+	if p < MissedLatest || p > MissedAll {
+		return "unknown"
+	}
+	return [...]string{"latest", "skip", "all"}[p]
+}
 
 // WithMissed chooses what happens to an instant that no process ran, because all were down or busy,
 // or failed. The default is [MissedLatest].
 func WithMissed(p MissedPolicy) ScheduleOption {
-	return func(c *setup) {
-		if c.missed = timetable.Policy(p); p < MissedLatest || p > MissedAll {
+	return func(c *Schedule) {
+		if c.missed = p; p < MissedLatest || p > MissedAll {
 			c.err = session.Invalid("WithMissed(%d): unknown policy", p)
 		}
 	}
@@ -112,14 +117,14 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 // in all processes together, with the pauses of b between them. Each process applies its own n and
 // b. The default is 5 attempts, with pauses of a minute, doubled up to an hour.
 func WithRetries(n int, b Backoff) ScheduleOption {
-	return func(c *setup) {
+	return func(c *Schedule) {
 		switch err := b.check(); {
 		case n < 1:
 			c.err = session.Invalid("WithRetries(%d, …): want at least 1 attempt", n)
 		case err != nil:
 			c.err = err
 		}
-		c.retries, c.backoff = n, &b
+		c.retries, c.backoff = n, session.RetryPolicy(b)
 	}
 }
 
@@ -149,13 +154,13 @@ func Cron(spec string, loc *time.Location) (Timetable, error) {
 
 // NewSchedule returns the Schedule at path.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
-	c := setup{retries: 5, backoff: &Backoff{Min: time.Minute, Max: time.Hour}}
-	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(&c) })
-	return &Schedule{
-		made:   made{s: s, path: path, err: checkNew(s, path, c.err)},
-		missed: c.missed, retries: c.retries, backoff: session.RetryPolicy(*c.backoff),
+	c := &Schedule{
+		made: made{s: s, path: path}, retries: 5, backoff: session.RetryPolicy{Min: time.Minute, Max: time.Hour},
 		refused: errors.New("the result of the function cannot be recorded"), // not a variable: the function may return this error of another Schedule
 	}
+	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(c) })
+	c.err = checkNew(s, path, c.err)
+	return c
 }
 
 func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
@@ -202,12 +207,7 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 		return false, session.Invalid("the instant is %v; it must be after the zero time and before the year 10000", at)
 	}
 	over := func(r scheduleRecord) bool { return !r.done.Before(at) }
-	choose := func(r scheduleRecord) (time.Time, error) {
-		if over(r) {
-			return at, errPassed
-		}
-		return at, nil
-	}
+	choose := func(scheduleRecord) (time.Time, error) { return at, nil }
 	for {
 		if passed, err := c.passed(ctx, at); passed || err != nil {
 			return false, err
@@ -221,10 +221,9 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 }
 
 // The method `attempt` takes the lock, and runs f for the instant that the function `choose` then
-// picks, given the content of path/last. If no instant must run, `choose` returns errPassed. The
-// method stops waiting for the lock when the function `over` returns true for path/last. It reports
-// whether it ran f. The error is errPassed if the instant was not run. Then the caller reads
-// path/last again.
+// picks, given the content of path/last. If the function `over` returns true for that content, no
+// instant must run, and the method stops waiting for the lock. It reports whether it ran f. The
+// error is errPassed if the instant was not run. Then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// This attempt has its own Mutex value. So the transaction that records the result needs the hold
 	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
@@ -239,8 +238,18 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	passed, ended := false, make(chan struct{})
 	c.s.m.Spawn(func() {
 		defer close(ended)
-		err := c.s.m.During(watching, func(inc *session.Incarnation) error { return c.watch(watching, inc, over) })
-		if passed = err == nil; passed { // after an error, the wait for the lock returns the same error
+		err := c.s.m.During(watching, func(inc *session.Incarnation) error {
+			return inc.Follow(watching, c.s.m.Full(c.last()), func(n session.Node, _ *conn.Watch) error {
+				r, err := c.parse(n.Data)
+				if err == nil {
+					if c.learn(r); over(r) {
+						err = errPassed
+					}
+				}
+				return err
+			})
+		})
+		if passed = err == errPassed; passed { // after an error, the wait for the lock returns the same error
 			end(errPassed)
 		}
 	})
@@ -259,7 +268,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 			return errPassed
 		}
 		var err error
-		ran, err = c.run(ctx, lock, choose, retries, &record, f)
+		ran, err = c.run(ctx, lock, over, choose, retries, &record, f)
 		recorded = ran && err == nil
 		return err
 	})
@@ -278,13 +287,16 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 
 // The method `run` runs f for the instant that the function `choose` picks, and records the result.
 // The caller holds the Mutex `lock`.
-func (c *Schedule) run(ctx context.Context, lock *Mutex, choose func(r scheduleRecord) (time.Time, error), retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
+func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// The previous holder first recorded its result, and then released the lock. We hold the lock
 	// now, so this read returns that record. If the read runs in a later session than the hold,
 	// the hold is lost. A check after the read finds that.
 	r, err := c.load(ctx, false)
 	if err != nil {
 		return false, err
+	}
+	if over(r) {
+		return false, errPassed
 	}
 	at, err := choose(r)
 	switch {
@@ -383,14 +395,12 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 // The constant `ahead` is a limit: a Schedule remembers a done instant only if that instant is at
 // most this far in the future. Two clocks that are wrong by five minutes each can differ by that
 // much. An instant further ahead comes from a broken clock. An operator may delete the znode
-// path/last because of it, so the Schedule does not remember the instant, and reads the znode each
-// time.
+// path/last because of it, so the Schedule reads the znode each time.
 const ahead = 10 * time.Minute
 
 // The method `learn` remembers the last instant that was done, from the record r that the caller
 // has just read. Two goroutines may read path/last in one order, and call learn in the other order.
-// Then the remembered instant is too early, which costs one more read. An instant far ahead is not
-// remembered, because path/last may be deleted before that time.
+// Then the remembered instant is too early, which costs one more read.
 func (c *Schedule) learn(r scheduleRecord) {
 	at := r.done
 	if at.After(c.now().Add(ahead)) {
@@ -464,24 +474,6 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	return r, nil
 }
 
-// The method `watch` follows path/last, and returns nil when the function `over` returns true for
-// the content.
-func (c *Schedule) watch(ctx context.Context, inc *session.Incarnation, over func(scheduleRecord) bool) error {
-	err := inc.Follow(ctx, c.s.m.Full(c.last()), func(n session.Node, _ *conn.Watch) error {
-		r, err := c.parse(n.Data)
-		if err == nil {
-			if c.learn(r); over(r) {
-				err = errPassed
-			}
-		}
-		return err
-	})
-	if err == errPassed {
-		err = nil
-	}
-	return err
-}
-
 // Last returns the last done instant, as of the call or later.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 	r, err := c.load(ctx, true)
@@ -534,12 +526,14 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		if err != nil {
 			return err
 		}
-		now := c.now()
-		due := now
-		if c.missed == timetable.Skip {
-			due = idle
+		now, from := c.now(), r.reached()
+		if from.IsZero() {
+			from = began
 		}
-		at, err := timetable.Due(next, c.missed, r.reached(), began, due)
+		if c.missed == MissedSkip && from.Before(idle) {
+			from = idle
+		}
+		at, err := timetable.Due(next, from, now, c.missed == MissedLatest)
 		if err != nil {
 			return err
 		}
@@ -548,32 +542,31 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		}
 		switch {
 		case !current.After(r.reached()):
-		case c.missed == timetable.All && (at.IsZero() || current.Before(at)), c.missed != timetable.All && !timetable.Over(next, current, now):
+		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
 			at = current // the time for the instant `current` is not over. With MissedAll, an earlier instant comes first
 		}
 		if at.IsZero() {
 			return nil
 		}
-		if wait := c.pauseLeft(r, at); wait > 0 {
-			if later := next.Next(at.Local()); c.missed != timetable.All && later.After(now) {
+		wait := c.pauseLeft(r, at)
+		if wait > 0 && c.missed != MissedAll {
+			if later := next.Next(at.Local()); later.After(now) {
 				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant `at`
 			}
+		}
+		if wait <= 0 && r.reached().After(now.Add(ahead)) && at.After(now.Add(time.Minute)) {
+			wait = time.Minute // then, look whether path/last has been deleted
+		}
+		if wait > 0 {
 			if err := c.s.m.Sleep(ctx, min(wait, time.Minute)); err != nil {
 				return err
 			}
 			continue
 		}
-		until := at
-		if soon := now.Add(time.Minute); r.reached().After(now.Add(ahead)) && soon.Before(at) {
-			until = soon // at that time, look whether path/last has been deleted
-		}
-		if at != current || until != at { // if all three are equal, the pause after a failure is over, and the attempt begins whatever the wall clock shows
-			if err := c.sleepUntil(ctx, until); err != nil {
+		if at != current { // otherwise, the pause after a failure is over, and the attempt begins whatever the wall clock shows
+			if err := c.sleepUntil(ctx, at); err != nil {
 				return err
 			}
-		}
-		if until != at {
-			continue
 		}
 		current = at
 		var failed error
@@ -587,7 +580,7 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		idle = c.now()
 		switch {
 		case err == nil:
-			if losses = 0; began.Before(current) && c.missed != timetable.Skip {
+			if losses = 0; began.Before(current) && c.missed != MissedSkip {
 				began = current
 			}
 		case ctx.Err() != nil:
@@ -615,16 +608,13 @@ func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
 // function picks the instant `at`, or a later one if `at` was missed while Run waited for the lock.
 func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (time.Time, error) {
 	return func(r scheduleRecord) (time.Time, error) {
-		if c.over(at)(r) {
-			return at, errPassed
-		}
 		at := at
 		switch c.missed {
-		case timetable.Skip:
+		case MissedSkip:
 			if timetable.Over(next, at, c.now()) {
 				return at, errPassed
 			}
-		case timetable.Latest:
+		case MissedLatest:
 			latest, err := timetable.LatestDue(next, at, c.now())
 			if err != nil {
 				return at, err

@@ -22,28 +22,6 @@ func (e Every) Next(t time.Time) time.Time {
 	return t.UTC().Truncate(time.Duration(e)).Add(time.Duration(e))
 }
 
-// A Policy selects the missed instants that still run. At a missed instant, no process ran
-// the function.
-type Policy int
-
-const (
-	Latest Policy = iota // the latest missed instant runs
-	Skip                 // no missed instant runs
-	All                  // every missed instant runs, the earliest first
-)
-
-func (p Policy) String() string {
-	switch p {
-	case Latest:
-		return "latest"
-	case Skip:
-		return "skip"
-	case All:
-		return "all"
-	}
-	return "unknown"
-}
-
 // Recordable reports whether the instant `at` has a text form that every reader can parse,
 // and is after the zero time.
 func Recordable(at time.Time) bool { return at.After(time.Time{}) && at.UTC().Year() <= 9999 }
@@ -82,24 +60,13 @@ func after(next Table, t time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// Due returns the next instant to run. The argument `from` is the last instant that was
-// done or given up, or the zero time. The caller has waited for instants since the time
-// `began`.
-func Due(next Table, missed Policy, from, began, now time.Time) (time.Time, error) {
-	if from.IsZero() {
-		from = began
-	}
-	switch missed {
-	case Skip:
-		if from.Before(now) {
-			from = now
+// Due returns the next instant to run after the instant `from`. If `latest` is true, and several
+// instants have passed, Due returns the last of them.
+func Due(next Table, from, now time.Time, latest bool) (time.Time, error) {
+	if latest {
+		if at, err := LatestDue(next, from, now); err != nil || !at.IsZero() {
+			return at, err
 		}
-		return after(next, from)
-	case All:
-		return after(next, from)
-	}
-	if at, err := LatestDue(next, from, now); err != nil || !at.IsZero() {
-		return at, err
 	}
 	return after(next, from)
 }

@@ -16,7 +16,7 @@ func TestDueIsWhatThePolicySaysOfWhatWasMissed(t *testing.T) {
 	var never time.Time
 	for _, c := range []struct {
 		last, began, now time.Time
-		want             [3]float64 // by policy
+		want             [3]float64 // by policy: the latest, none, all
 	}{
 		{never, hour(0.5), hour(0.5), [3]float64{1, 1, 1}},
 		{never, hour(0.5), hour(1), [3]float64{1, 2, 1}},
@@ -26,7 +26,14 @@ func TestDueIsWhatThePolicySaysOfWhatWasMissed(t *testing.T) {
 		{hour(6), hour(4.2), hour(4.5), [3]float64{7, 7, 7}}, // by a clock that is ahead
 	} {
 		for policy, want := range c.want {
-			got, err := Due(Every(time.Hour), Policy(policy), c.last, c.began, c.now)
+			from := c.last
+			if from.IsZero() {
+				from = c.began
+			}
+			if policy == 1 && from.Before(c.now) { // no missed instant runs
+				from = c.now
+			}
+			got, err := Due(Every(time.Hour), from, c.now, policy == 0)
 			if !got.Equal(hour(want)) || err != nil {
 				t.Errorf("policy %d, last %v, began %v, now %v: %v, %v; want %v", policy, c.last, c.began, c.now, got, err, hour(want))
 			}
@@ -40,13 +47,13 @@ func (f fixed) Next(time.Time) time.Time { return time.Time(f) }
 
 func TestATimetableThatStandsStillOrLeavesTheCalendarIsRefused(t *testing.T) {
 	for _, at := range []time.Time{hour(1), hour(-1), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)} {
-		for policy := range Policy(3) {
-			if got, err := Due(fixed(at), policy, hour(1), hour(1), hour(1)); !errors.Is(err, session.ErrInvalid) {
-				t.Errorf("policy %d, a timetable that gives %v: %v, %v", policy, at, got, err)
+		for _, latest := range []bool{false, true} {
+			if got, err := Due(fixed(at), hour(1), hour(1), latest); !errors.Is(err, session.ErrInvalid) {
+				t.Errorf("latest %v, a timetable that gives %v: %v, %v", latest, at, got, err)
 			}
 		}
 	}
-	if got, err := Due(Every(0), Latest, hour(1), hour(1), hour(1)); !got.IsZero() || err != nil {
+	if got, err := Due(Every(0), hour(1), hour(1), true); !got.IsZero() || err != nil {
 		t.Errorf("no instant: %v, %v", got, err)
 	}
 }
@@ -124,9 +131,9 @@ func TestTheLatestInstantIsFoundSoonHoweverCloseTheInstantsAre(t *testing.T) {
 }
 
 func TestOneStrangeAnswerOfATimetableDoesNotEndIt(t *testing.T) {
-	for policy := range Policy(3) {
-		if got, err := Due(stuck{Every(time.Hour)}, policy, hour(2), hour(2), hour(2)); !got.Equal(hour(3)) || err != nil {
-			t.Errorf("policy %v: %v, %v; want %v", policy, got, err, hour(3))
+	for _, latest := range []bool{false, true} {
+		if got, err := Due(stuck{Every(time.Hour)}, hour(2), hour(2), latest); !got.Equal(hour(3)) || err != nil {
+			t.Errorf("latest %v: %v, %v; want %v", latest, got, err, hour(3))
 		}
 	}
 }
