@@ -62,7 +62,7 @@ type Semaphore struct {
 	root   string // the full path on the server
 	leases string // the full path of the parent of the permits' znodes
 	gate   *Mutex
-	pool   lock.Pool
+	limits *lock.Limits
 	known  atomic.Pointer[quota] // the last read of the limit; nil before the first
 
 	mu        sync.Mutex
@@ -111,8 +111,7 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if c.layout == LayoutKazoo {
 		gate, m.leases = path+"-__lock__", m.root
 	}
-	m.pool = lock.Pool{Manager: s.m, Root: m.root, Dir: m.leases, Limits: c.limits, Limit: &m.limit}
-	c.limits = nil // the limits apply to the permits
+	m.limits, c.limits = c.limits, nil // the limits apply to the permits, and not to the gate
 	m.gate = newMutex(s, gate, c)
 	m.gate.local.Line.Part = c.layout != LayoutKazoo
 	m.gate.local.Op = "" // the gate is a part of Acquire, and not reported as a hold
@@ -134,7 +133,19 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 		return ctx, nil, err
 	}
 	_, o := m.s.begin(ctx, m.op(n))
-	a, err = m.acquire(ctx, n, true)
+	var ahead lock.Ahead
+	if a, err = m.obtain(ctx, n, true, &ahead); err != nil {
+		b := ahead.Now()
+		behind, place := headContender(b, ModePermits), min(b.Place, 1)
+		if w, ok := err.(*WaitError); ok {
+			err = w.err // the cause of the end; other contenders are ahead of us at the gate
+			if w.Place > 0 {
+				behind, place = w.Behind, w.Place+1
+				behind.Mode, behind.Holding = ModePermits, false
+			}
+		}
+		err = waitEnded(ctx, m.s.m, err, o.began, behind, place)
+	}
 	o.end(err)
 	a.Within(m.s.m.FunctionOf(ctx))
 	return m.observe(ctx, a), a, err
@@ -147,7 +158,7 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	if err := m.check(ctx, n); err != nil {
 		return false, opError("tryacquire", m.path, err)
 	}
-	a, err := m.acquire(ctx, n, false)
+	a, err := m.obtain(ctx, n, false, new(lock.Ahead))
 	if a != nil {
 		a.Within(m.s.m.FunctionOf(ctx))
 		_, o := m.s.begin(ctx, m.op(n))
@@ -202,27 +213,9 @@ func (m *Semaphore) most() int64 {
 	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
 }
 
-// The method `acquire` acquires n permits. If a session ends, it continues in the next one. If
-// wait is false and the permits are not free, it returns nil and no error.
-func (m *Semaphore) acquire(ctx context.Context, n int64, wait bool) (*lock.Permits, error) {
-	start := time.Now()
-	var ahead lock.Ahead // the holders of permits; if we have the gate, we wait for these holders
-	a, err := m.obtain(ctx, n, wait, &ahead)
-	if err == nil || !wait {
-		return a, err
-	}
-	if w, ok := err.(*WaitError); ok {
-		err = w.err // the cause of the end; other contenders are ahead of us at the gate
-		if w.Place > 0 {
-			w.Behind.Mode, w.Behind.Holding = ModePermits, false
-			return nil, waitEnded(ctx, m.s.m, err, start, w.Behind, w.Place+1)
-		}
-	}
-	b := ahead.Now()
-	return nil, waitEnded(ctx, m.s.m, err, start, headContender(b, ModePermits), min(b.Place, 1))
-}
-
-// The method `obtain` does the work of acquire. It does not add the details of a wait to an error.
+// The method `obtain` acquires n permits. If a session ends, it continues in the next one. If wait
+// is false and the permits are not free, it returns nil and no error. If we have the gate, `ahead`
+// has the holders of permits, for which we wait.
 func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
 	for {
 		if ok, err := m.settle(ctx, wait); !ok {
@@ -647,7 +640,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases [
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held == nil {
-		m.held = m.pool.NewPermits(inc, s)
+		m.held = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit)
 		m.held.Ending().AfterFunc(func(error) {
 			if f := m.callOff.Load(); f != nil {
 				(*f)()

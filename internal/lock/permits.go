@@ -16,22 +16,16 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Pool has the paths and settings of a semaphore's permits.
-type Pool struct {
-	Manager *session.Manager
-	Root    string // path of the semaphore
-	Dir     string // path of the parent of the permits' znodes
-	Limits  *Limits
-	Limit   *atomic.Int64 // the semaphore's limit, for the trace
-}
-
-// Permits has all permits of a Pool that one Semaphore value holds through one ZooKeeper session.
+// Permits has all permits that one Semaphore value holds through one ZooKeeper session.
 // It begins when the first permit is acquired, and ends when the last is released. A permit has no
 // name, so no caller knows which permits are its own. Therefore, the deletion of one znode is the
 // loss of all permits.
 type Permits struct {
 	Hold
-	Pool   *Pool
+	root   string              // path of the semaphore
+	dir    string              // path of the parent of the permits' znodes
+	limits *Limits             // nil without limits
+	limit  *atomic.Int64       // the semaphore's limit, for the trace
 	leases []Permit            // guarded by Hold.mu, like the fields below
 	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
@@ -54,9 +48,11 @@ type Permit struct {
 	ownWatch *session.OwnWatch
 }
 
-// NewPermits returns an empty Permits in the session inc. s is its stake in inc.
-func (pool *Pool) NewPermits(inc *session.Incarnation, s *session.Stake) *Permits {
-	p := &Permits{Hold: Hold{Incarnation: inc, Stake: s, op: "acquire", since: time.Now()}, Pool: pool}
+// NewPermits returns an empty Permits of the semaphore `root` in the session inc. s is its stake in
+// inc. The znodes of the permits are children of `dir`. The argument `limit` is the limit of the
+// semaphore, for the trace.
+func NewPermits(inc *session.Incarnation, s *session.Stake, root, dir string, limits *Limits, limit *atomic.Int64) *Permits {
+	p := &Permits{Hold: Hold{Incarnation: inc, Stake: s, op: "acquire", since: time.Now()}, root: root, dir: dir, limits: limits, limit: limit}
 	p.of, p.state = p, held
 	p.begin()
 	return p
@@ -86,7 +82,7 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 	}
 	p.taken = append(p.taken, taking{at: time.Now(), n: n})
 	p.leases = append(p.leases, leases...)
-	if l := p.Pool.Limits; l != nil && p.free == nil {
+	if l := p.limits; l != nil && p.free == nil {
 		p.free = p.limited(l, func() (time.Time, bool) { // Max begins at the acquisition of the oldest permits
 			if !p.standing() || len(p.taken) == 0 {
 				return time.Time{}, false
@@ -97,7 +93,7 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 	p.traceEach(trace.Grant, "", leases...)
 	p.renew()
 	p.n += n
-	p.Pool.Manager.Holds.Add(n)
+	p.Incarnation.Manager.Holds.Add(n)
 	return nil
 }
 
@@ -178,7 +174,7 @@ func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.D
 		}
 	}
 	if lost = p.lost.Cause(); lost == nil {
-		p.Pool.Manager.Holds.Add(-n)
+		p.Incarnation.Manager.Holds.Add(-n)
 		r = p.give(n)
 	}
 	p.n -= n
@@ -210,7 +206,7 @@ func (p *Permits) give(n int64) *session.Deletion {
 		l := p.leases[last]
 		if l.Weight > n {
 			// Release a part of this znode's permits.
-			rest := Permit{Path: session.ChildPath(p.Pool.Dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
+			rest := Permit{Path: session.ChildPath(p.dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
 			rest.ownWatch = p.Incarnation.WatchOwn(rest.Path, p)
 			p.leases[last] = rest
 			p.traceEach(trace.Move, l.Path, rest)
@@ -256,7 +252,7 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			// One transaction does both, so no client counts too few permits.
 			var rs []zk.MultiResponse
 			rs, err = inc.Multi(context.Background(),
-				&zk.CreateRequest{Path: rest.Path, Data: p.Pool.Manager.Owner, Acl: p.Pool.Manager.Config.ACL, Flags: zk.FlagEphemeral},
+				&zk.CreateRequest{Path: rest.Path, Data: inc.Manager.Owner, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
 				&zk.DeleteRequest{Path: whole.Path, Version: -1})
 			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
 				err = nil // no other client creates this name, so an earlier attempt was applied and its reply was lost
@@ -307,7 +303,7 @@ func (p *Permits) Token(ctx context.Context) (int64, error) {
 		if _, err := p.made(ctx); err != nil {
 			return nil, err
 		}
-		return p.Incarnation.Set(ctx, path, p.Pool.Manager.Owner, -1) // if the reply is lost, a second write makes the token greater, which is harmless
+		return p.Incarnation.Set(ctx, path, p.Incarnation.Manager.Owner, -1) // if the reply is lost, a second write makes the token greater, which is harmless
 	})
 }
 
@@ -341,7 +337,7 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 	if len(paths) == 0 {
 		return nil, ErrNotLocked
 	}
-	full, dir, err := p.Pool.Manager.CheckOps(ops, paths...)
+	full, dir, err := p.Incarnation.Manager.CheckOps(ops, paths...)
 	if err != nil {
 		return nil, err
 	}
@@ -358,7 +354,7 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 // The following methods implement the interface `holding`.
 
 func (p *Permits) weight() int64 { return p.n }
-func (p *Permits) path() string  { return p.Pool.Manager.Bare(p.Pool.Root) }
+func (p *Permits) path() string  { return p.Incarnation.Manager.Bare(p.root) }
 func (p *Permits) unwatch(gone bool) {
 	if p.free != nil {
 		p.free()
@@ -382,17 +378,17 @@ func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 // traceEach writes one record for each element of `leases`. For the event trace.Move, `from` is the
 // path before the move.
 func (p *Permits) traceEach(event, from string, leases ...Permit) {
-	if p.Pool.Manager.Trace == nil || event == trace.Token {
+	if p.Incarnation.Manager.Trace == nil || event == trace.Token {
 		return
 	}
 	for _, l := range leases {
-		line := p.Incarnation.TraceLine(event, trace.Semaphore, p.Pool.Root, session.BaseName(l.Path))
+		line := p.Incarnation.TraceLine(event, trace.Semaphore, p.root, session.BaseName(l.Path))
 		line.Permits = l.Weight
 		switch event {
 		case trace.Move:
-			line.From, line.Limit = session.BaseName(from), p.Pool.Limit.Load()
+			line.From, line.Limit = session.BaseName(from), p.limit.Load()
 		case trace.Grant:
-			line.Use, line.Limit = 1, p.Pool.Limit.Load()
+			line.Use, line.Limit = 1, p.limit.Load()
 		}
 		p.record(l.Path, line)
 	}

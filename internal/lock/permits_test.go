@@ -19,9 +19,9 @@ func permitsOf(t *testing.T, m *session.Manager, n int64) *Permits {
 	inc := incarnation(t, m)
 	stake, err := inc.Stake(t.Context())
 	harness.Must(t, err)
-	pool := Pool{Manager: m, Root: "/s", Dir: "/s/leases", Limit: new(atomic.Int64)}
-	p := pool.NewPermits(inc, stake)
-	made := session.Creation{Dir: session.Dir{Path: pool.Dir}, Paths: []string{pool.Dir + "/all"}}
+	const dir = "/s/leases"
+	p := NewPermits(inc, stake, "/s", dir, nil, new(atomic.Int64))
+	made := session.Creation{Dir: session.Dir{Path: dir}, Paths: []string{dir + "/all"}}
 	harness.Must(t, inc.MakeDir(t.Context(), made.Dir))
 	harness.Must(t, inc.CreateEphemeral(t.Context(), &made))
 	harness.Must(t, p.Add([]Permit{{Path: made.Paths[0], Weight: n}}, n))
@@ -125,8 +125,8 @@ func TestNoPermitsAreHeldThatComeBehindClose(t *testing.T) {
 		stake, err := inc.Stake(t.Context())
 		harness.Must(t, err)
 		closed := harness.Arrive(t, func() error { m.Close(); return nil })
-		pool := Pool{Manager: m, Root: "/s", Dir: "/s/leases", Limit: new(atomic.Int64)}
-		p := pool.NewPermits(inc, stake)
+		const dir = "/s/leases"
+		p := NewPermits(inc, stake, "/s", dir, nil, new(atomic.Int64))
 		harness.WantErr(t, p.Add([]Permit{{Path: "/s/leases/all", Weight: 1}}, 1), session.ErrClosed)
 		if owners := len(inc.Ended.Owners()); owners > 0 {
 			t.Errorf("%d holds", owners)

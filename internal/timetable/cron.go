@@ -76,7 +76,7 @@ func ParseCron(spec string, loc *time.Location) (Table, error) {
 	star := func(i int) bool { return texts[i][0] == '*' }
 	c.frequent = star(0) || star(1)
 	c.bothDays = star(2) || star(4)
-	if !c.possible() {
+	if c.Next(time.Date(2000, 1, 1, 0, 0, 0, 0, loc)).IsZero() { // for example, February 30 never comes
 		return nil, session.Invalid("cron %q: no such day ever comes", spec)
 	}
 	return c, nil
@@ -147,17 +147,6 @@ func (f field) number(text string) (int, error) {
 
 // String returns the fields and the zone.
 func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
-
-// The method `possible` reports whether any date matches. For example, February
-// 30 never comes.
-func (c *Cron) possible() bool {
-	for d := dateOf(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)); d.Year() < 2028; d = d.AddDate(0, 0, 1) { // within 28 years, each date falls on each weekday
-		if c.matches(d) {
-			return true
-		}
-	}
-	return false
-}
 
 // dateOf returns a day of the calendar, without a time zone: noon on that day, in UTC.
 func dateOf(t time.Time) time.Time {
