@@ -40,15 +40,13 @@ type Barrier struct {
 
 // The protocol is "Barriers" from the ZooKeeper recipes:
 //
-//  1. The barrier is closed while its znode exists. Wait reads the znode and
-//     leaves a watch.
+//  1. Wait reads the znode and leaves a watch.
 //  2. If there is no znode, Wait returns.
 //  3. If the znode exists, Wait waits for its deletion.
 //
-// Close creates the znode and Open deletes it. Both look idempotent, but after a lost reply,
-// neither may simply be repeated. Between the two attempts, another process may have opened or
-// closed the barrier, and the repetition would undo that. A condition on the znode does not
-// help, because a deletion leaves no trace. So both are transactions with a receipt.
+// Close creates the znode and Open deletes it. After a lost reply, neither may simply be repeated:
+// another process may have opened or closed the barrier, and the repetition would undo that. A
+// deletion leaves no trace, so both are transactions with a receipt.
 
 // NewBarrier returns the Barrier at path.
 func NewBarrier(s *Session, path string) *Barrier {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 	"weak"
 
@@ -61,14 +60,11 @@ func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...Value
 // with cause [ErrLost], if the session is lost. If fn panics, so does Do. A result that cannot be
 // encoded or stored comes with an error. A stored result that cannot be decoded counts as missing.
 func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
-	v, shared, err = f.do(ctx, key, fn)
-	if err != nil {
-		err = opError("do", f.path, fmt.Errorf("key %q: %w", key, err))
-	}
-	return v, shared, err
-}
-
-func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
+	defer func() {
+		if err != nil {
+			err = opError("do", f.path, fmt.Errorf("key %q: %w", key, err))
+		}
+	}()
 	if f.misuse() != nil {
 		return v, false, f.misuse()
 	}
@@ -103,7 +99,7 @@ func (f *Flight[T]) do(ctx context.Context, key string, fn func(ctx context.Cont
 	}
 }
 
-// The method `try` does the work of do within one session, with the lock of the key.
+// The method `try` does the work of Do within one session, with the lock of the key.
 func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
 	// The readers wait for the caller that runs its function. Then they all read at the same time.
 	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
@@ -123,7 +119,7 @@ func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn fun
 		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
 			return err
 		}
-		f.sweepSoon(rw, *came)
+		f.sweep(rw, *came)
 		if v, own = fn(ctx); own != nil {
 			return nil
 		}
@@ -279,44 +275,38 @@ func (f *Flight[T]) remove(dir string) bool {
 	return session.OutcomeOf(plainError(err)) == session.Answered // also true without an error
 }
 
-// sweepSoon removes the expired results of processes that have ended. It works in the background.
-// All Flights of the Session at the same path share the sweeps. They make only one sweep in the
-// time in which a result expires. The caller holds rw, the lock of a key, for writing. The argument
-// came is the Stat of the caller's first znode.
-func (f *Flight[T]) sweepSoon(rw *RWMutex, came *zk.Stat) {
+// The method `sweep` removes the results of processes that have ended, in the background, if they
+// had expired when the znode with the Stat came was created: this is the first znode of the caller,
+// which holds rw, the lock of a key, for writing. All Flights of the Session at the same path share
+// the sweeps. They make only one sweep in the time in which a result expires.
+func (f *Flight[T]) sweep(rw *RWMutex, came *zk.Stat) {
 	g, _, err := rw.current(&rw.local, nil)
 	if err != nil || !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
 	}
 	f.s.m.Spawn(func() {
 		defer f.s.swept.Again(f.path, f.sweepAfter())
-		f.sweep(g.Claim, came)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		inc, dir := g.Claim.Incarnation, f.s.m.Full(f.path)
+		keys, _, err := inc.Children(ctx, dir)
+		if err != nil {
+			return
+		}
+		var paths []string
+		for _, k := range keys {
+			if d := session.ChildPath(dir, k); d != g.Claim.Line.Dir {
+				paths = append(paths, session.ChildPath(d, flightResult))
+			}
+		}
+		nodes, err := inc.GetVisible(ctx, paths)
+		if err != nil {
+			return
+		}
+		for i, n := range nodes {
+			if n.Stat != nil && !f.fresh(came, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
+				f.remove(f.s.m.Bare(session.ParentPath(paths[i])))
+			}
+		}
 	})
-}
-
-// The method `sweep` removes the results that had expired when the znode with the Stat came was
-// created. The claim c is in the line of a key, which it leaves out.
-func (f *Flight[T]) sweep(c *lock.Claim, came *zk.Stat) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	inc, dir := c.Incarnation, f.s.m.Full(f.path)
-	keys, _, err := inc.Children(ctx, dir)
-	if err != nil {
-		return
-	}
-	var paths []string
-	for _, k := range keys {
-		if d := session.ChildPath(dir, k); d != c.Line.Dir {
-			paths = append(paths, session.ChildPath(d, flightResult))
-		}
-	}
-	nodes, err := inc.GetVisible(ctx, paths)
-	if err != nil {
-		return
-	}
-	for i, n := range nodes {
-		if n.Stat != nil && !f.fresh(came, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
-			f.remove(f.s.m.Bare(strings.TrimSuffix(paths[i], "/"+flightResult)))
-		}
-	}
 }

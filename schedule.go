@@ -61,8 +61,7 @@ type Schedule struct {
 	pause pause     // time of the next attempt; guarded by mu
 }
 
-// The type `pause` is the time between two attempts of one instant. This process measures it by its
-// own clock.
+// The type `pause` is the time between two attempts of one instant.
 type pause struct {
 	at       time.Time // the instant
 	attempts int       // number of attempts that have failed

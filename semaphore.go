@@ -268,13 +268,11 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 	}
 }
 
-// errUnsettled means that this process has lost permits and has not released
-// them.
+// errUnsettled means that this process has lost permits and has not released them.
 var errUnsettled = errors.New("lost permits have not been released")
 
-// The method `settle` waits until this process has released its lost permits. It fails if the
-// permits are not released within a session timeout, and no running Do is going to release
-// them.
+// The method `settle` waits until this process has released its lost permits. It fails if no running
+// Do is going to release them, and no Release comes within a session timeout.
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
@@ -386,9 +384,9 @@ func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func
 	return limit, stat, nil
 }
 
-// The method `stored` returns the data for a limit. With LayoutKazoo, the data are only the
-// number. In other layouts, the znode may be a container, so the data also have a mark. Without
-// the mark, another primitive could mistake the znode for one that the servers never remove.
+// The method `stored` returns the data for a limit: the number, and a mark, without which another
+// primitive could mistake the container for a znode that the servers never remove. With
+// LayoutKazoo, the znode is persistent, and the data are only the number.
 func (m *Semaphore) stored(limit int64) []byte {
 	data := strconv.AppendInt(nil, limit, 10)
 	if m.layout == LayoutKazoo {
@@ -405,9 +403,8 @@ func parseLimit(data []byte) (int64, error) {
 	return limit, nil
 }
 
-// The method `resized` returns the path of the mark that Resize creates. With LayoutKazoo, the
-// permits are children of the path itself. The mark must not be a child of the path there,
-// because kazoo would count it as a permit.
+// The method `resized` returns the path of the mark that Resize creates. With LayoutKazoo, it is no
+// child of the path: kazoo would count it as a permit.
 func (m *Semaphore) resized() string {
 	if m.layout == LayoutKazoo {
 		return m.root + "-__resized__"
@@ -430,9 +427,8 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	// Resize must not lock the gate, because the holder of the gate may be waiting for this Resize. It
-	// does not need the gate either: in a transaction that creates permits, the servers check the
-	// version of the limit (see the method `take`).
+	// Resize must not lock the gate, because the holder of the gate may be waiting for this Resize. In
+	// a transaction that creates permits, the servers check the version of the limit.
 	limit := m.stored(n)
 	ops := []any{
 		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
@@ -472,10 +468,8 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	}
 }
 
-// makeRoot creates the znode at the path, which holds the limit. Usually the servers delete
-// this znode when the semaphore has been unused for a while, and the next user may choose
-// another limit. kazoo does not expect the deletion, so with LayoutKazoo the znode is
-// persistent.
+// makeRoot creates the znode at the path, which holds the limit: a container, or, because kazoo does
+// not expect its deletion, a persistent znode with LayoutKazoo.
 func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limit []byte) error {
 	if m.layout == LayoutKazoo {
 		_, err := inc.Create(ctx, m.root, limit)
@@ -599,8 +593,8 @@ func (m *Semaphore) weightOfAll(names []string) int64 {
 // The method `heavy` reports whether, with this limit, all permits of one Acquire share one znode.
 func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
 
-// leasesDir returns the parent of the permits' znodes. With LayoutKazoo, the parent is the
-// znode of the limit, which makeRoot creates.
+// leasesDir returns the parent of the permits' znodes. With LayoutKazoo, it is the znode of the
+// limit.
 func (m *Semaphore) leasesDir() session.Dir {
 	if m.layout == LayoutKazoo {
 		return session.Dir{Path: m.leases, Data: []byte{}, Kept: true}
@@ -608,8 +602,7 @@ func (m *Semaphore) leasesDir() session.Dir {
 	return session.Dir{Path: m.leases, Part: true}
 }
 
-// The method `name` chooses names for the znodes of n permits. The names are unique, so the
-// client can see whether its request has created the znodes.
+// The method `name` chooses unique names for the znodes of n permits.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
 		return []lock.Permit{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
@@ -832,8 +825,7 @@ func (m *Semaphore) op(n int64) Op {
 }
 
 // The method `observe` reports the hold of m to the tracer, once, and returns the context of the
-// hold. All permits of m are one hold, from the first acquisition to the last release: permits
-// have no names, so a Release does not show which permit ends.
+// hold. All permits of m are one hold, because a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
 	if a == nil || m.s.tracer == nil {
 		return ctx

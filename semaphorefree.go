@@ -10,9 +10,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file acquires free permits without the gate, in one round trip. The gate is the Mutex
-// that a client locks before it acquires permits in the usual way: see the algorithm in
-// semaphore.go. Limits, releases and losses are in that file too.
+// This file acquires free permits without the gate, in one round trip. semaphore.go has the usual
+// way, with the gate.
 //
 // The client sends three requests together:
 //
@@ -21,8 +20,7 @@ import (
 //  3. List the permits that are out.
 //
 // The client has acquired the permits if the gate is empty, the permits that are out do not exceed
-// the limit, and the limit has not changed. Otherwise, it deletes its znodes and locks the gate,
-// like any other contender.
+// the limit, and the limit has not changed. Otherwise, it deletes its znodes and locks the gate.
 //
 // # Why never too many permits are out
 //
@@ -57,32 +55,25 @@ import (
 // the gate empty. So if H must repeat step 2, H repeats step 3 after it: see the field Also of
 // session.Creation.
 //
-// The limit is constant during the three steps. The client has read the limit with a watch, and
-// the watch has not fired when the last reply arrives. A server sends the event of a watch
-// before any reply that shows the change or a later state. The watch also fires if another
-// client deletes the path and creates it again.
-//
-// To check the version of the limit in step 1 is not enough. A client could lower the limit
-// after the transaction, and then another client could release a permit. The count in step 3
-// would not exceed the old limit, but the old limit no longer applies.
+// The limit is constant during the three steps: the watch of its read has not fired when the last
+// reply arrives, and a server sends the event of a watch before any reply that shows the change or
+// a later state. To check the version of the limit in step 1 is not enough. A client could lower
+// the limit after the transaction, and then another client could release a permit. The count in
+// step 3 would not exceed the old limit, but the old limit no longer applies.
 //
 // # Order
 //
-// The client overtakes no waiter, because a waiter has a znode at the gate. It does not overtake a
-// goroutine of its own process either, if that goroutine is about to lock the gate: see the call of
-// Wanted.
+// The client overtakes no waiter, because a waiter has a znode at the gate. Within its process, a
+// goroutine that is about to lock the gate is a waiter too (Wanted).
 //
 // Two clients that try at the same time may each count too many permits. Then both lock the
 // gate, and acquire their permits one after the other. A client behind the gate may count the
 // znodes of a failed attempt, which are about to be deleted. It waits for the deletion, or
 // lists again.
 //
-// # When the client tries
-//
-// While other contenders wait at the gate for the same permits, each attempt fails, costs one
-// more round trip, and disturbs these contenders. So after a failed attempt, the client locks the
-// gate. It tries again when a request that locked the gate through this Semaphore value has found
-// its permits free at once.
+// While contenders wait at the gate, each attempt fails and disturbs them. So after a failed
+// attempt, the client locks the gate, until a request behind the gate has found its permits free at
+// once.
 
 // acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
 // the attempt failed. The result `over` can be true only if `wait` is false. If it is true, the
@@ -96,8 +87,9 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 	}
 	if !wait {
 		// A caller that does not wait may call again and again. So read first, and write only if the
-		// permits seem to be free.
-		if free, err := m.looksFree(ctx, inc, n, q.limit); !free || err != nil {
+		// permits seem to be free. Both listings are newer than the call.
+		lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
+		if err != nil || len(lists[0]) > 0 || m.weightOfAll(lists[1]) > q.limit-n {
 			return nil, err == nil, unlessEnded(err)
 		}
 	}
@@ -141,14 +133,4 @@ func unlessEnded(err error) error {
 		return nil
 	}
 	return err
-}
-
-// looksFree lists the gate and then the permits. It reports whether the gate was empty and n
-// permits were free. Both listings are newer than the call.
-func (m *Semaphore) looksFree(ctx context.Context, inc *session.Incarnation, n, limit int64) (bool, error) {
-	lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
-	if err != nil {
-		return false, err
-	}
-	return len(lists[0]) == 0 && m.weightOfAll(lists[1]) <= limit-n, nil
 }

@@ -25,9 +25,8 @@ import (
 var ErrNegativeCounter = errors.New("negative counter")
 
 // Of returns the tally of `dir`, a path as the server knows it. If `keep` is true, tasks
-// outlive their session. The map `all` has the tallies of the Session. Each pair of a path and
-// a value of `keep` has its own tally. A tally exists while a WaitGroup uses it, and while
-// rememberLocked keeps it.
+// outlive their session. The map `all` has the tallies of the Session. A tally exists while a
+// WaitGroup uses it, and while rememberLocked keeps it.
 func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep bool) *Tally {
 	key := dir
 	if keep {
@@ -413,8 +412,12 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 				*batch = nil
 			case session.IsNoNode(err), session.IsBadVersion(err):
 				// Another process has ended tasks of this process.
-				if err := t.readOwn(ctx, inc); err != nil {
-					return err
+				if t.own.path != "" {
+					as, err := readTasks(ctx, inc, []string{t.own.path})
+					if err != nil {
+						return err
+					}
+					t.setOwn(inc, append(as, openTasks{})[0])
 				}
 			default:
 				return err
@@ -485,13 +488,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	return nil
 }
 
-// The method `look` finds out whether the write of `data` to the znode of this process was
-// applied. Its caller has found that the receipt was deleted or cannot be read. Other
-// processes write this znode too, to end tasks of this process. If another process wrote
-// the same number instead, `look` mistakes that write for this one.
+// The method `look` finds out whether the write of `data` to the znode of this process, whose
+// present state is `own`, was applied. Its caller has found that the log of the write was deleted or
+// cannot be read. Other processes write this znode too, to end tasks of this process. If another
+// process wrote the same number instead, `look` mistakes that write for this one.
 //
-// If the outcome stays unknown, `look` returns `err`. If it cannot read a znode that this
-// write was to create, `look` also deletes the znode.
+// If the outcome stays unknown, `look` returns `err`. If it cannot read a znode that this write was
+// to create, it also deletes the znode.
 func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
 	var found []byte
 	var stat *zk.Stat
@@ -505,22 +508,17 @@ func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTask
 	} else {
 		e = read(inc)
 	}
-	switch made := own.version < 0; {
-	case errors.Is(e, session.ErrEnded):
-		return false, e
-	case session.IsNoNode(e) && made:
-		return false, nil
-	case session.IsNoNode(e) && string(data) == "0":
-		return true, nil // another client deleted the znode
-	case session.IsNoNode(e):
-		return false, e
-	case e == nil && made:
-		return true, nil // if another process has ended some of these tasks, the next write fails with BadVersion
-	case e == nil && stat.Version == own.version:
-		return false, nil
-	case e == nil && stat.Version == own.version+1 && string(found) == string(data):
+	made, gone := own.version < 0, session.IsNoNode(e)
+	switch {
+	case e == nil && made, // if another process has ended some of these tasks, the next write fails with BadVersion
+		e == nil && stat.Version == own.version+1 && string(found) == string(data),
+		gone && !made && string(data) == "0": // or another client deleted the znode
 		return true, nil
-	case made:
+	case gone && made, e == nil && stat.Version == own.version:
+		return false, nil
+	case gone, errors.Is(e, session.ErrEnded):
+		return false, e
+	case e != nil && made:
 		inc.Remove(own.path)
 	}
 	return false, err
@@ -536,18 +534,6 @@ func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) er
 	_, err := txn.Within(ctx, inc, t.dir, []any{op})
 	if errors.Is(err, session.ErrLost) {
 		err = session.ErrEnded
-	}
-	return err
-}
-
-// readOwn reads the znode of this process again.
-func (t *Tally) readOwn(ctx context.Context, inc *session.Incarnation) error {
-	if t.own.path == "" {
-		return nil
-	}
-	as, err := readTasks(ctx, inc, []string{t.own.path})
-	if err == nil {
-		t.setOwn(inc, append(as, openTasks{})[0])
 	}
 	return err
 }
