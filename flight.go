@@ -157,8 +157,7 @@ const flightResult = "result"
 // earlier. Both times are by the servers' clock.
 //
 // The read needs no sync. A process stores its result and then releases the lock, before we get the
-// lock. Our server has shown us that no such process is ahead. So the server has applied the
-// release, and the earlier write of the result too.
+// lock. Our server has applied the release, and the earlier write of the result too.
 //
 // The argument `came` points to the Stat of the first znode of this call. If that is nil, look
 // sets it.
@@ -224,11 +223,9 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 }
 
 // lookAfter deletes the result below dir after the duration `wait`, if the result has expired by
-// then. If it cannot, it tries again later. It does not keep a closed Session in memory.
-//
-// If several calls find a key in use, only one of them tries again. That is enough for all: at the
-// next try, their results have expired, or a later call has stored its own result and calls
-// lookAfter for it.
+// then. If it cannot, it tries again later. It does not keep a closed Session in memory. If several
+// calls find a key in use, only one tries again: by then, their results have expired, or the key has
+// a later result.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -250,9 +247,8 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
-// The method `remove` deletes the result below dir, if it has expired and no caller is using the
-// key. It returns false if another try is necessary. While a caller uses the key, another try is
-// necessary, because that caller may leave the result as it is.
+// The method `remove` deletes the result below dir, if it has expired. It returns false if another
+// try is necessary, for example because a caller is using the key.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

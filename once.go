@@ -67,8 +67,7 @@ type Once struct {
 //  4. Create the mark and leave the line in one transaction. The transaction succeeds only if
 //     it is still our turn.
 //
-// It is tempting to wait only in the line, and to look for the mark in our turn. But then the
-// waiters would see the mark one after the other, each a round trip after the waiter before it.
+// A waiter that waited only in the line would see the mark a round trip after the waiter before it.
 
 // NewOnce returns the Once at path.
 func NewOnce(s *Session, path string) *Once {

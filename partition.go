@@ -177,12 +177,10 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order in which these events arrive does not matter: after each event, the method `run`
-	// compares the newest plan with the newest group. In the end, every process has received the last
-	// plan and the last group. If these two did not fit, one of the processes would write a new plan.
-	// The channels close when ctx ends or the Session is closed. Our membership ends only with an
-	// error or with the Session. If several cases of the select are ready at that time, each of them
-	// is right.
+	// The order of these events does not matter: in the end, every process has received the last plan
+	// and the last group, and if these did not fit, one of the processes would write a new plan. The
+	// channels close when ctx ends or the Session is closed. Our membership ends only with an error or
+	// with the Session. If several cases of the select are ready, each of them is right.
 	for open := true; open; {
 		var there []Member[[]string]
 		var now map[string]string
@@ -234,9 +232,8 @@ func wanted(members []Member[[]string]) map[string][]string {
 //
 // It reads the plan first and the group second, and writes only if no other process has written the
 // plan since that read. So each plan is made from a newer group than the plan before it, and a
-// process that lags never undoes a newer plan. If the group has changed by the time of the write,
-// the method `run` receives another event. If `run` misses a change between two events, the plan
-// that it receives does not fit the group, and `run` replans.
+// process that lags never undoes a newer plan. If the group has changed by then, `run` receives
+// another event, or a plan that does not fit.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
 	_, err := r.plan.update(ctx, func(old map[string]string) (map[string]string, error) {

@@ -330,8 +330,8 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecor
 	return true, session.CtxErr(ctx)
 }
 
-// The method `observe` reports to the observer that the Schedule's function starts. The returned
-// function `ended` reports that the Schedule's function has ended, with *err.
+// The method `observe` tells the observer that the Schedule's function starts, and `ended`, that it
+// has ended with *err.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
 	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
@@ -391,10 +391,9 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 	return err
 }
 
-// The constant `ahead` is a limit: a Schedule remembers a done instant only if that instant is at
-// most this far in the future. Two clocks that are wrong by five minutes each can differ by that
-// much. An instant further ahead comes from a broken clock. An operator may delete the znode
-// path/last because of it, so the Schedule reads the znode each time.
+// A Schedule remembers a done instant only if that is at most `ahead` in the future. An instant
+// further ahead comes from a broken clock. An operator may delete path/last because of it, so the
+// Schedule reads path/last each time.
 const ahead = 10 * time.Minute
 
 // The method `learn` remembers the last instant that was done, from the record r that the caller
@@ -411,8 +410,7 @@ func (c *Schedule) learn(r scheduleRecord) {
 }
 
 // The method `passed` reports whether the instant `at`, or a later one, has been done. If the
-// server lags, `passed` may return false for a done instant, and the caller then enters the line
-// without need. It never returns true for an instant that was not done.
+// server lags, it may return false for a done instant, but never true for one that was not done.
 func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	c.mu.Lock()
 	known := !c.done.Before(at) && !c.done.After(c.now().Add(ahead))
@@ -570,7 +568,8 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		current = at
 		var failed error
 		interrupted := false
-		ran, err := c.attempt(ctx, c.over(at), c.choice(next, at), c.retries, func(ctx context.Context, chosen time.Time) error {
+		over := func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 } // no attempt is due now
+		ran, err := c.attempt(ctx, over, c.choice(next, at), c.retries, func(ctx context.Context, chosen time.Time) error {
 			current = chosen
 			failed = f(ctx, chosen)
 			interrupted = ctx.Err() != nil
@@ -597,14 +596,8 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 	}
 }
 
-// The method `over` returns a function. Given a record, that function reports whether the instant
-// `at` needs no run now. If so, this process does not wait for the lock.
-func (c *Schedule) over(at time.Time) func(scheduleRecord) bool {
-	return func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 }
-}
-
-// The method `choice` returns the function with which Run chooses an instant under the lock. This
-// function picks the instant `at`, or a later one if `at` was missed while Run waited for the lock.
+// The method `choice` returns the function with which Run picks an instant under the lock: the
+// instant `at`, or a later one if `at` was missed while Run waited for the lock.
 func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (time.Time, error) {
 	return func(r scheduleRecord) (time.Time, error) {
 		at := at

@@ -103,27 +103,21 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lock.Without(lists[1], lock.PathsOf(leases))) > q.limit-n || session.IsClosed(w.Fired)) {
 		withdrawn = inc.Remove(lock.PathsOf(leases)...)
 	}
-	switch {
-	case err == nil && withdrawn == nil:
+	if err == nil && withdrawn == nil {
 		if a, err = m.keep(ctx, inc, leases, n); errors.Is(err, errUnsettled) {
 			return nil, false, nil
 		}
 		return a, false, unlessEnded(err)
-	case withdrawn != nil:
-		// Wait for the deletion of our znodes. Otherwise, the listing behind the gate could count
-		// them as permits in use.
-		if ctx.Err() != nil {
-			withdrawn.Await(session.Grace)
-			return nil, false, session.CtxErr(ctx)
-		}
-		withdrawn.Outcome(ctx)
-	case ctx.Err() != nil:
-		return nil, false, session.CtxErr(ctx)
 	}
-	// If the server refused a request, the attempt behind the gate repairs the cause or returns the
-	// error.
-	m.calm.Store(false)
-	return nil, false, nil
+	if ctx.Err() == nil {
+		withdrawn.Outcome(ctx) // otherwise, the listing behind the gate could count our znodes as permits in use
+		m.calm.Store(false)
+		return nil, false, nil // if the server refused a request, the attempt behind the gate repairs the cause or returns the error
+	}
+	if withdrawn != nil {
+		withdrawn.Await(session.Grace)
+	}
+	return nil, false, session.CtxErr(ctx)
 }
 
 // unlessEnded returns err, or nil if err says that the session has ended. The caller then

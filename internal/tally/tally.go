@@ -319,10 +319,9 @@ func (t *Tally) forfeitLocked() {
 	t.rememberLocked()
 }
 
-// rememberLocked keeps the tally in memory while it has open tasks of this process, or
-// tasks that ended with their session. The WaitGroup that added a task can be freed before
-// the program calls Done for that task. This call of Done must not end another task
-// instead. Persistent tasks need no tally in memory, because they belong to no session.
+// rememberLocked keeps the tally in memory while it has open tasks of this process, or tasks
+// that ended with their session: the WaitGroup can be freed before the program calls Done for
+// them, and this Done must not end another task. Persistent tasks belong to no session.
 func (t *Tally) rememberLocked() {
 	if !t.keep {
 		t.all.Keep(t.dir, t, t.own.count+t.lost > 0)
@@ -605,10 +604,9 @@ func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*c
 	return err
 }
 
-// The method `curtail` is called with changes that each end more tasks than are open. The
-// caller of an owed change gets no error. So `curtail` reduces the first owed change to the
-// open tasks: other processes have ended its other tasks. The changes in the result `rest`
-// fail.
+// The method `curtail` is called with changes that each end more tasks than are open. It reduces
+// the first owed change, whose caller gets no error, to the open tasks: other processes have
+// ended the others. The changes in the result `rest` fail.
 func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -623,10 +621,9 @@ func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
 	return owed, rest
 }
 
-// The method `divide` is called after a transaction that ended fewer tasks than the changes
-// `cs` require, because the transaction had no room for more znodes. The result `made` has
-// the complete changes. The result `rest` has the other changes, reduced to the tasks that
-// they must still end.
+// The method `divide` is called after a transaction that had no room for more znodes, and ended
+// fewer tasks than the changes `cs` require. The result `made` has the complete changes, and
+// `rest` the others, reduced to the tasks that they must still end.
 func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
