@@ -436,18 +436,16 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if _, ok := o.mark.known(); ok {
 		return true, nil
 	}
-	g, err := o.mark.look(ctx, false)
-	g.leave()
-	if g.there || err != nil {
-		return g.there, err
+	for synced := false; ; synced = true {
+		g, err := o.mark.look(ctx, false)
+		g.leave()
+		if g.there || synced || err != nil {
+			return g.there, err
+		}
+		if err := o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) }); err != nil {
+			return false, err
+		}
 	}
-	err = o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) })
-	if err != nil {
-		return false, err
-	}
-	g, err = o.mark.look(ctx, false)
-	g.leave()
-	return g.there, err
 }
 
 // Reset deletes the mark, so that the next Do runs its function, also after a panic. A function

@@ -140,20 +140,16 @@ func (t *Tally) Wait(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// One listing shows all znodes with open tasks at one instant. If it shows no such
-			// znode, no task was open at that instant.
-			paths := t.pathsOf(names)
+			paths := t.pathsOf(names) // all znodes with open tasks at one instant
 			if len(paths) == 0 {
 				return nil
 			}
 			// A znode with such a name and other data is from another program, and may stay
-			// forever. So Wait returns an error, as `Count` does, and does not wait for that
-			// znode.
+			// forever. So Wait returns an error, as `Count` does.
 			if _, err := readTasks(ctx, inc, paths); err != nil {
 				return err
 			}
-			// Wait waits for the deletion of each znode, one after the other. So the client gets one event
-			// for each znode. The client gets no event for a write that leaves tasks open.
+			// The client gets one event for each znode, and none for a write that leaves tasks open.
 			for _, path := range paths {
 				if err := inc.AwaitGone(ctx, path); err != nil {
 					return err
@@ -267,8 +263,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 		}
 		t.m.Spawn(func() {
 			defer stay()
-			// Close waits for the next attempt, within its usual limit. If the limit ends at the
-			// same instant, the `select` may choose another case. That is harmless: the attempt
+			// Close waits for the next attempt, within its usual limit. After that limit, the attempt
 			// fails.
 			select {
 			case <-time.After(wait):
@@ -380,9 +375,8 @@ func (t *Tally) run() {
 // The method `apply` applies the changes of a batch and reports their results. After an
 // error, the changes without a result stay in the batch.
 //
-// If the session ends during a write of the znode of this process, the outcome of the write
-// does not matter: the znode is deleted with the session, and its tasks have ended.
-// Additions are applied again in the next session.
+// If the session ends during a write of the znode of this process, the outcome does not matter:
+// the znode ends with the session. Additions are applied again in the next session.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := session.Finishing
 	t.mu.Lock()

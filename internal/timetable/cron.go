@@ -13,13 +13,10 @@ import (
 // This file has the timetables of crontab(5). It parses the five fields, and finds the
 // instants in a time zone whose clocks can change.
 
-// A Cron is a timetable of crontab(5) in a time zone.
-//
-// crontab(5) has rules for changes of the clocks. A job is frequent if its minute or hour
-// field begins with a star. A frequent job runs at each minute of real time whose local
-// time matches. Every other job is daily. If a change of less than three hours skips the
-// local time of a daily job, the job runs at the change. If its local time comes twice, the
-// job runs the first time.
+// A Cron is a timetable of crontab(5) in a time zone. If the clocks change, a frequent job runs at
+// each minute of real time whose local time matches. Every other job is daily. If a change of less
+// than three hours skips its local time, it runs at the change. If its local time comes twice, it
+// runs the first time.
 type Cron struct {
 	spec                        string
 	loc                         *time.Location
