@@ -221,7 +221,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
-		if utf8.ValidString(m.ID) { // a plan cannot name any other id, so the method `replan` would never end
+		if utf8.ValidString(m.ID) { // a plan cannot name any other id
 			wants[m.ID] = m.Info
 		}
 	}

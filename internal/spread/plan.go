@@ -1,6 +1,7 @@
 package spread
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -9,7 +10,6 @@ import (
 )
 
 // This file stores the result of Balance as a plan, and makes the plan small enough for one znode.
-// spread.go spreads the shards.
 
 // Fit returns the owners that Balance computes, if `fits` accepts them. Otherwise, Fit leaves out
 // as few members as possible. It leaves out members without shards first. The result `out` lists
@@ -19,16 +19,11 @@ func Fit(owners map[string]string, wants map[string][]string, fits func(plan map
 	if plan = Balance(owners, wants); fits(plan) {
 		return plan, nil
 	}
-	own := make(map[string]bool)
+	rank := make(map[string]int) // -1 for a member with shards
 	for _, id := range owners {
-		own[id] = true
+		rank[id] = -1
 	}
-	ids := slices.SortedFunc(maps.Keys(wants), func(a, b string) int {
-		if own[a] != own[b] {
-			return map[bool]int{true: -1, false: 1}[own[a]]
-		}
-		return strings.Compare(a, b)
-	})
+	ids := slices.SortedFunc(maps.Keys(wants), func(a, b string) int { return cmp.Or(rank[a]-rank[b], strings.Compare(a, b)) })
 	of := func(n int) map[string]string {
 		some := make(map[string][]string, n)
 		for _, id := range ids[:n] {
