@@ -78,8 +78,7 @@ func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
-	// Check the ACL of the path: a client that may change the path could replace our lock by its
-	// own.
+	// Check the ACL of the path: a client that may change it could replace our lock by its own.
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
 		return v, false, err
 	}

@@ -177,8 +177,8 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order of these events does not matter: in the end, every process has received the last plan
-	// and the last group, and if these did not fit, one of the processes would write a new plan. The
+	// The order of these events does not matter. In the end, every process has received the last plan
+	// and the last group. If the plan does not fit, one of the processes writes a new plan. The
 	// channels close when ctx ends or the Session is closed. Our membership ends only with an error or
 	// with the Session. If several cases of the select are ready, each of them is right.
 	for open := true; open; {

@@ -248,9 +248,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
 			ahead.Forget() // we are no longer first at the gate
 		}
-		// A loss of the gate does not affect the permits: the transaction that created them proved
-		// that we had the gate.
-		m.s.m.GiveUp(ctx, m.gate.unlock)
+		m.s.m.GiveUp(ctx, m.gate.unlock) // a loss of the gate does not affect the permits: their transaction proved that we had it
 		if err == nil && leases == nil {
 			return nil, nil
 		}
@@ -260,8 +258,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 				return a, nil
 			}
 		}
-		// A waiter continues in the next session, or at another place in the line. If ctx has ended,
-		// step 1 then fails.
+		// A waiter continues in the next session, or at another place in the line.
 		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
 			return nil, err
 		}
@@ -625,8 +622,7 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err != nil {
-		// The caller does not have the permits yet, so there is no loss to report. The end of the
-		// session deletes the znodes.
+		// The caller does not have the permits yet, so there is no loss to report.
 		inc.Remove(lock.PathsOf(leases)...).Await(session.Grace)
 		return nil, err
 	}
@@ -702,9 +698,8 @@ func (m *Semaphore) Release(n int64) (err error) {
 	return m.releaseOf(nil, n, nil)
 }
 
-// releaseOf releases n permits of the Permits `a`, or of the held permits if `a` is nil. Only Do
-// passes an `a`, and its function f. If `a` has fewer than n permits, releaseOf releases all of them and returns
-// ErrNotLocked.
+// releaseOf releases n permits of the held permits. Only Do passes its permits `a` and its function
+// f. If `a` has fewer than n permits, releaseOf releases all of them and returns ErrNotLocked.
 func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) error {
 	rest := a != nil
 	m.mu.Lock()
