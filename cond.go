@@ -153,10 +153,8 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 		return nil, c.L.Unlock()
 	}
 	unlock, relock := c.L.Unlock, c.L.Lock
-	if l, ours := c.L.(interface {
-		yield(context.Context) (finish func() error, again func(context.Context) error)
-	}); ours {
-		unlock, relock = l.yield(ctx)
+	if q, modes := partsOf(c.L); q != nil {
+		unlock, relock = q.yield(q.within(ctx), modes[0])
 	}
 	done := make(chan error, 1)
 	c.s.m.Spawn(func() { done <- unlock() })

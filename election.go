@@ -109,7 +109,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		return defers
 	}
 	e.local.init(s, "election", "campaign", path, ln, setup{handoffs: 1})
-	e.local.Elects = true
+	e.local.Elects, e.local.prefix = true, "leader "
 	return e
 }
 
@@ -124,20 +124,11 @@ func (e *Election) Campaign(ctx context.Context) error {
 // The method `campaign` waits until e leads. The argument `run` is true if the caller is Run. The
 // result is the context for the leadership.
 func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
-	switch {
-	case e.misuse() != nil:
-		return nil, nil, e.misuse()
-	case ctx.Err() != nil:
-		return nil, nil, session.CtxErr(ctx)
-	case inLine(ctx, e.s, e.path, e.local.Line.Bases[0]):
-		return nil, nil, ErrDeadlock
+	ctx, g, err := e.acquire(ctx, &e.local, lock.Exclusive, run)
+	if err == nil {
+		e.fulfil(g.Claim.Incarnation)
 	}
-	ctx, g, err := e.local.acquire(ctx, lock.Exclusive, run)
-	if err != nil {
-		return nil, nil, err
-	}
-	e.fulfil(g.Claim.Incarnation)
-	return ctx, g, nil
+	return ctx, g, err
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate leads
@@ -249,7 +240,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 		release()
 		return nil, cmp.Or(err, ended)
 	}
-	err = doHolding(ctx, e.doKey(), d, f, release)
+	err = doHolding(ctx, e.local.key(lock.Exclusive), d, f, release)
 	return err, ended
 }
 
@@ -277,33 +268,17 @@ func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
 	return err
 }
 
-func (e *Election) doKey() doKey { return doKey{e.s, e.path, "leader " + e.local.Line.Bases[0]} }
-
 // Lost is [Mutex.Lost] for the present leadership.
-func (e *Election) Lost() <-chan struct{} {
-	g, _, err := e.current(&e.local, nil)
-	if err != nil {
-		return session.ClosedChan
-	}
-	return g.Lost()
-}
+func (e *Election) Lost() <-chan struct{} { return e.lost(&e.local, lock.Exclusive) }
 
 // Token is [Mutex.Token] for the present leadership.
 func (e *Election) Token(ctx context.Context) (int64, error) {
-	return e.token(ctx, &e.local, nil)
+	return e.token(ctx, &e.local)
 }
 
 // Txn is [Mutex.Txn] for the present leadership.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, _, err := e.current(&e.local, nil)
-	if err != nil {
-		return nil, opError("txn", e.path, err)
-	}
-	rs, err := e.s.sending(ctx, g.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) {
-		rs, _, err := g.Txn(ctx, ops) // a leadership is never handed over to another goroutine
-		return rs, err
-	})
-	return rs, opError("txn", e.path, err)
+	return e.txn(ctx, &e.local, ops)
 }
 
 // Contenders returns the leader and the waiting candidates, in their order.

@@ -75,7 +75,7 @@ func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Cont
 	if rw.misuse() != nil {
 		return v, false, rw.misuse()
 	}
-	if rw.within(ctx).holds() {
+	if rw.local.within(ctx).holds() {
 		return v, false, ErrDeadlock
 	}
 	// Check the ACL of the path: a client that may change it could replace our lock by its own.

@@ -16,8 +16,9 @@ import (
 // and nothing is reported.
 type localLock struct {
 	lock.Lock
-	s    *Session
-	kind string // "mutex", "rwmutex" or "election", for the tracer
+	s      *Session
+	kind   string // "mutex", "rwmutex" or "election", for the tracer
+	prefix string // begins the kind of a doKey: "", "rw " or "leader "
 }
 
 func (q *localLock) init(s *Session, kind, op, path string, ln lock.Line, c setup) {
@@ -79,16 +80,6 @@ func (m *made) current(q *localLock, d *doCall) (*lock.Grant, lock.HoldMode, err
 	return q.Current(d.bare())
 }
 
-// The method `token` does the work of Token for an exclusive hold.
-func (m *made) token(ctx context.Context, q *localLock, d *doCall) (tok int64, err error) {
-	defer m.wrap("token", &err)
-	g, _, err := m.current(q, d)
-	if err != nil {
-		return 0, err
-	}
-	return g.Token(ctx, true)
-}
-
 // The method `contenders` does the work of the methods named Contenders, for the line of m. The
 // function judge returns the mode of the i'th contender, and whether that contender holds.
 func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) (out []Contender, err error) {
@@ -117,10 +108,6 @@ func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lo
 
 // firstHolds judges the contenders for an exclusive hold.
 func firstHolds(_ []lock.Child, i int) (Mode, bool) { return ModeExclusive, i == 0 }
-
-func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
-	return q.Standing(modes...).Done()
-}
 
 // The method `yield` begins to release the caller's hold in mode, for Cond.Wait. It chooses this
 // hold before it returns. The result `finish` waits until this hold is released. The result `again`

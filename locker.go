@@ -54,7 +54,7 @@ func (s *syncLocker) Unlock() {
 // [ErrDeadlock]. unlock returns the errors of all. A free lock costs 1 round trip, unlock 1 for
 // all.
 func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error) {
-	_, unlock, err = lockAll(ctx, ls)
+	_, unlock, err = LockAllContext(ctx, ls...)
 	return unlock, err
 }
 
@@ -62,17 +62,66 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 // at the first loss, with the [*LostError] as cause. Call unlock after a loss, too. A foreign
 // locker needs Lost() <-chan struct{}.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
-	sorted, release, err := lockAll(ctx, ls)
-	if err != nil {
-		return nil, nil, err
+	sorted, err := inOrder(ls)
+	for err == nil {
+		switch held, unlock, err = lockEach(ctx, sorted); {
+		case err == nil:
+			return held, unlock, nil
+		case err == errPartLost && ctx.Err() != nil:
+			err = opError("lockall", "", session.CtxErr(ctx))
+		case err == errPartLost:
+			err = nil // begin again, because a wait outlives its session
+		}
 	}
+	return nil, nil, err
+}
+
+// errPartLost means that a lock was lost while LockAll waited for another lock.
+var errPartLost = errors.New("a lock was lost while another was waited for")
+
+// lockEach locks either all of ls or none of them, one after the other, in their order. It returns
+// a context that ends at the first loss, and a function that unlocks all.
+//
+// While a caller waits for a lock, it holds only locks that come earlier in the order. All callers
+// have the same order. So two callers never wait for each other, whatever the number of their
+// locks.
+//
+// If a lock is lost while lockEach waits for another lock, it unlocks all and fails with
+// errPartLost. The reason is that other goroutines of this process may want the lost lock. They
+// must not wait for the other lock, too.
+func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() error, err error) {
 	held, end, rest := session.EndingContext(ctx)
-	var watching sync.WaitGroup
+	locked := 0
 	var leave []func()
-	for _, l := range sorted {
-		if l.stands != nil {
-			leave = append(leave, l.stands.AfterFunc(end))
-		} else if h, ok := l.Locker.(interface{ Lost() <-chan struct{} }); ok {
+	var watching sync.WaitGroup
+	unlock := sync.OnceValue(func() error {
+		for _, f := range leave {
+			f()
+		}
+		end(nil)
+		rest()
+		watching.Wait()
+		return unlockAll(ls[:locked])
+	})
+	all := false
+	defer func() {
+		if !all { // a Lock has failed or panicked; after the end of ctx, unlock in the background if need be
+			done := make(chan error, 1)
+			go func() { done <- unlock() }()
+			session.AwaitGrace(done, ctx.Done())
+		}
+	}()
+	for _, l := range ls {
+		switch err := l.Lock(held); {
+		case err != nil && held.Err() != nil && ctx.Err() == nil:
+			return nil, nil, errPartLost
+		case err != nil:
+			return nil, nil, err
+		}
+		locked++
+		if q, modes := partsOf(l); q != nil {
+			leave = append(leave, q.Standing(modes...).AfterFunc(end))
+		} else if h, ok := l.(interface{ Lost() <-chan struct{} }); ok {
 			lost := h.Lost()
 			watching.Go(func() {
 				select {
@@ -83,114 +132,32 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 			})
 		}
 	}
-	return held, sync.OnceValue(func() error {
-		for _, f := range leave {
-			f()
-		}
-		end(nil)
-		rest()
-		watching.Wait()
-		return release()
-	}), nil
-}
-
-// The method `stand` of a Locker of this package returns its lock, and the modes in which the Locker
-// can hold this lock. The first mode is the mode of Lock.
-func (m *Mutex) stand() (*lock.Lock, []lock.HoldMode) {
-	return &m.local.Lock, []lock.HoldMode{lock.Exclusive}
-}
-
-func (rw *RWMutex) stand() (*lock.Lock, []lock.HoldMode) {
-	return &rw.local.Lock, []lock.HoldMode{lock.Exclusive, lock.Shared}
-}
-
-func (r *rlocker) stand() (*lock.Lock, []lock.HoldMode) {
-	return &r.local.Lock, []lock.HoldMode{lock.Shared}
-}
-
-// lockAll does the work of LockAll. It also returns ls in the order in which they are locked.
-func lockAll(ctx context.Context, ls []Locker) ([]orderedLocker, func() error, error) {
-	sorted, err := inOrder(ls)
-	for err == nil {
-		var unlock func() error
-		switch unlock, err = lockEach(ctx, sorted); {
-		case err == nil:
-			return sorted, unlock, nil
-		case err == errPartLost && ctx.Err() != nil:
-			err = opError("lockall", "", session.CtxErr(ctx))
-		case err == errPartLost:
-			err = nil // LockAll begins again, because a wait outlives its session
-		}
+	if all = !slices.ContainsFunc(ls, isLost); !all {
+		return nil, nil, errPartLost
 	}
-	return nil, nil, err
+	return held, unlock, nil
 }
 
-// An orderedLocker is an argument of LockAll with the paths that determine its position in the
-// order.
-type orderedLocker struct {
-	Locker
-	path   string          // the path for error messages
-	full   string          // the full path on the servers, if it is known
-	stands *session.Ending // ends if the hold is lost; nil unless a Locker of this package is locked
-}
-
-// The method `lost` reports whether the hold is lost.
-func (l *orderedLocker) lost() bool {
-	h, ok := l.Locker.(interface{ Lost() <-chan struct{} })
+// isLost reports whether l tells that its hold is lost.
+func isLost(l Locker) bool {
+	h, ok := l.(interface{ Lost() <-chan struct{} })
 	return ok && session.IsClosed(h.Lost())
 }
 
-// errPartLost means that a lock was lost while LockAll waited for another lock.
-var errPartLost = errors.New("a lock was lost while another was waited for")
-
-// lockEach locks either all of ls or none of them, one after the other, in their order. It returns
-// a function that unlocks all.
-//
-// While a caller waits for a lock, it holds only locks that come earlier in the order. All callers
-// have the same order. So two callers never wait for each other, whatever the number of their
-// locks.
-//
-// If a lock is lost while lockEach waits for another lock, it unlocks all and fails with
-// errPartLost. The reason is that other goroutines of this process may want the lost lock. They
-// must not wait for the other lock, too.
-func lockEach(ctx context.Context, ls []orderedLocker) (unlock func() error, err error) {
-	locked := 0
-	defer func() {
-		if unlock == nil { // a Lock has failed or panicked; after the end of ctx, unlock in the background if need be
-			done := make(chan error, 1)
-			go func() { done <- unlockAll(ls[:locked]) }()
-			session.AwaitGrace(done, ctx.Done())
-		}
-	}()
-	waiting, end, rest := session.EndingContext(ctx)
-	defer rest()
-	defer end(nil)
-	for i := range ls {
-		l := &ls[i]
-		switch err := l.Lock(waiting); {
-		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
-			return nil, errPartLost
-		case err != nil:
-			return nil, err
-		}
-		locked++
-		if o, ok := l.Locker.(interface {
-			stand() (*lock.Lock, []lock.HoldMode)
-		}); ok {
-			q, modes := o.stand()
-			l.stands = q.Standing(modes...)
-			defer l.stands.AfterFunc(end)()
-		}
+// partsOf returns the lock and the modes of a Locker of this package, see Mutex.parts. For another
+// Locker, q is nil.
+func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
+	if ours, ok := l.(interface {
+		parts() (*localLock, []lock.HoldMode)
+	}); ok {
+		q, modes = ours.parts()
 	}
-	if slices.ContainsFunc(ls, func(l orderedLocker) bool { return l.lost() }) {
-		return nil, errPartLost
-	}
-	return sync.OnceValue(func() error { return unlockAll(ls) }), nil
+	return q, modes
 }
 
 // unlockAll unlocks all of ls in reverse order, even if an Unlock panics. Lockers of this package
 // are unlocked at the same time, each in its own goroutine.
-func unlockAll(ls []orderedLocker) (err error) {
+func unlockAll(ls []Locker) (err error) {
 	errs := make([]error, len(ls))
 	var under sync.WaitGroup
 	defer func() {
@@ -200,7 +167,7 @@ func unlockAll(ls []orderedLocker) (err error) {
 	}()
 	for i, l := range ls {
 		defer func() {
-			switch l.Locker.(type) {
+			switch l.(type) {
 			case *Mutex, *RWMutex, *rlocker: // but not a type with one of them embedded, and perhaps with its own Unlock
 				under.Go(func() { errs[i] = l.Unlock() })
 			default:
@@ -213,8 +180,7 @@ func unlockAll(ls []orderedLocker) (err error) {
 
 // inOrder sorts lockers by their full paths. So processes with different chroots use the same
 // order.
-func inOrder(ls []Locker) ([]orderedLocker, error) {
-	sorted := make([]orderedLocker, 0, len(ls))
+func inOrder(ls []Locker) ([]Locker, error) {
 	for i, l := range ls {
 		p, ok := l.(interface{ Path() string })
 		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
@@ -226,25 +192,20 @@ func inOrder(ls []Locker) ([]orderedLocker, error) {
 		if m, ok := l.(interface{ misuse() error }); ok && m.misuse() != nil {
 			return nil, opError("lockall", p.Path(), m.misuse())
 		}
-		o := orderedLocker{Locker: l, path: p.Path(), full: p.Path()}
-		if f, ok := l.(interface{ fullPath() string }); ok {
-			o.full = f.fullPath()
-		}
-		sorted = append(sorted, o)
 	}
-	slices.SortStableFunc(sorted, func(a, b orderedLocker) int { return cmp.Compare(a.full, b.full) })
-	for i := range sorted {
-		if i > 0 && sorted[i].full == sorted[i-1].full {
-			return nil, opError("lockall", sorted[i].path, session.Invalid("the path is given twice: %w", ErrDeadlock))
+	sorted := slices.SortedStableFunc(slices.Values(ls), func(a, b Locker) int { return cmp.Compare(fullPath(a), fullPath(b)) })
+	for i, l := range sorted {
+		if i > 0 && fullPath(l) == fullPath(sorted[i-1]) {
+			return nil, opError("lockall", l.(interface{ Path() string }).Path(), session.Invalid("the path is given twice: %w", ErrDeadlock))
 		}
 	}
 	return sorted, nil
 }
 
-// fullPath returns the full path on the servers.
-func (m *made) fullPath() string {
-	if m.s == nil {
-		return m.path
+// fullPath returns the path of l on the servers, as far as it is known.
+func fullPath(l Locker) string {
+	if q, _ := partsOf(l); q != nil {
+		return q.s.m.Full(q.Path)
 	}
-	return m.s.m.Full(m.path)
+	return l.(interface{ Path() string }).Path()
 }

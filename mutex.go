@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/go-zookeeper/zk"
@@ -69,24 +70,8 @@ func newMutex(s *Session, path string, c setup) *Mutex {
 func (m *Mutex) Lock(ctx context.Context) error { return opError("lock", m.path, m.lock(ctx)) }
 
 func (m *Mutex) lock(ctx context.Context) error {
-	if err := m.check(ctx); err != nil {
-		return err
-	}
-	_, _, err := m.local.acquire(ctx, lock.Exclusive, false)
+	_, _, err := m.acquire(ctx, &m.local, lock.Exclusive, false)
 	return err
-}
-
-// The method `check` returns the reason why an acquisition cannot begin, or nil.
-func (m *Mutex) check(ctx context.Context) error {
-	switch {
-	case m.misuse() != nil:
-		return m.misuse()
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
-	case inLine(ctx, m.s, m.path, m.local.Line.Bases[0]):
-		return ErrDeadlock
-	}
-	return nil
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It waits for the servers, not for a
@@ -98,49 +83,30 @@ func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 }
 
 func (m *Mutex) tryLock(ctx context.Context) (bool, error) {
-	if err := m.check(ctx); err != nil {
-		return false, err
-	}
-	g, err := m.local.try(ctx, lock.Exclusive)
-	return g != nil, err
+	return m.try(ctx, &m.local, lock.Exclusive)
 }
 
 // Unlock unlocks m. After [ErrLost], nothing is left to unlock.
-func (m *Mutex) Unlock() error {
-	if m.misuse() != nil {
-		return opError("unlock", m.path, m.misuse())
-	}
-	return opError("unlock", m.path, m.unlock())
-}
+func (m *Mutex) Unlock() error { return opError("unlock", m.path, m.unlock()) }
 
-func (m *Mutex) unlock() error { return m.local.Unlock(lock.Exclusive) }
+func (m *Mutex) unlock() error { return m.release(&m.local, lock.Exclusive) }
 
 // Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
 // closed. Unlock does not close it.
-func (m *Mutex) Lost() <-chan struct{} {
-	if m.misuse() != nil {
-		return session.ClosedChan
-	}
-	return m.local.lost(lock.Exclusive)
-}
+func (m *Mutex) Lost() <-chan struct{} { return m.lost(&m.local, lock.Exclusive) }
 
 // Token returns the fencing token of the present hold: a number greater than the token of every
 // earlier hold of the path, even if the path was deleted since. Storage that remembers the
 // greatest token can refuse a late write. The first call of a hold takes 1 round trip, later
 // calls none.
 func (m *Mutex) Token(ctx context.Context) (int64, error) {
-	return m.token(ctx, &m.local, m.holderOf(ctx))
+	return m.token(ctx, &m.local)
 }
 
 // Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
 // servers check it. [Session.Txn] has the rest.
 func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	g, _, err := m.current(&m.local, m.holderOf(ctx))
-	if err != nil {
-		return nil, opError("txn", m.path, err)
-	}
-	rs, err := m.s.sending(ctx, g.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return m.local.Txn(ctx, g, ops) })
-	return rs, opError("txn", m.path, err)
+	return m.txn(ctx, &m.local, ops)
 }
 
 // Revoke asks m's holder to release m: the holder's [Mutex.Revoked] is closed. The holder decides;
@@ -197,39 +163,133 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 // returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f panics,
 // Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	if m.misuse() == nil && f == nil {
-		return opError("do", m.path, session.Invalid("the function is nil"))
-	}
-	if m.misuse() == nil && ctx.Err() == nil {
-		if d := m.holderOf(ctx); d != nil {
-			return d.nest(ctx, "do", m.path, lock.Exclusive, f)
-		}
-	}
 	return m.doThen(ctx, func() {}, f)
 }
 
-// doThen does the work of Do, but fails inside another Do of m. It calls the function `rest` before
-// it releases m. If ctx has ended, both happen in the background.
+// doThen does the work of Do. It calls the function `rest` before it releases m. If ctx has ended,
+// both happen in the background.
 func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
-	if err := m.check(ctx); err != nil {
-		return opError("do", m.path, err)
-	}
-	ctx, g, err := m.local.acquire(ctx, lock.Exclusive, true)
-	if err != nil {
-		return opError("do", m.path, err)
-	}
-	return m.local.do(ctx, m.doKey(), "do", g, f, rest)
+	return m.do(ctx, &m.local, "do", lock.Exclusive, rest, f)
 }
 
-func (m *Mutex) doKey() doKey { return doKey{m.s, m.path, m.local.Line.Bases[0]} }
+// The method `parts` returns the lock of a Locker of this package, and the modes in which the
+// Locker can hold it. The first mode is the mode of Lock.
+func (m *Mutex) parts() (*localLock, []lock.HoldMode) {
+	return &m.local, []lock.HoldMode{lock.Exclusive}
+}
 
-// holderOf returns the call of Do from which ctx comes, if that call is of this path and still
-// runs. A Mutex that cannot be used has none.
-func (m *Mutex) holderOf(ctx context.Context) *doCall {
+// The methods below do the work of a Mutex, an RWMutex or an Election, whose lock is q.
+
+// The method `acquire` waits for a grant. For `pin` and the results, see localLock.acquire.
+func (m *made) acquire(ctx context.Context, q *localLock, mode lock.HoldMode, pin bool) (context.Context, *lock.Grant, error) {
+	if err := m.entering(ctx, q); err != nil {
+		return nil, nil, err
+	}
+	return q.acquire(ctx, mode, pin)
+}
+
+// The method `entering` returns the reason why an acquisition cannot begin, or nil.
+func (m *made) entering(ctx context.Context, q *localLock) error {
+	err := m.check(ctx)
+	if err == nil && (q.within(ctx).holds() || inLine(ctx, m.s, m.path, q.Line.Bases[0])) {
+		err = ErrDeadlock
+	}
+	return err
+}
+
+func (m *made) try(ctx context.Context, q *localLock, mode lock.HoldMode) (bool, error) {
+	if err := m.entering(ctx, q); err != nil {
+		return false, err
+	}
+	g, err := q.try(ctx, mode)
+	return g != nil, err
+}
+
+func (m *made) release(q *localLock, mode lock.HoldMode) error {
 	if m.misuse() != nil {
+		return m.misuse()
+	}
+	return q.Unlock(mode)
+}
+
+func (m *made) lost(q *localLock, modes ...lock.HoldMode) <-chan struct{} {
+	if m.misuse() != nil {
+		return session.ClosedChan
+	}
+	return q.Standing(modes...).Done()
+}
+
+func (m *made) token(ctx context.Context, q *localLock) (tok int64, err error) {
+	err = m.withCurrent(ctx, q, func(g *lock.Grant, mode lock.HoldMode) (err error) {
+		tok, err = g.Token(ctx, mode == lock.Exclusive)
+		return err
+	})
+	return tok, opError("token", m.path, err)
+}
+
+func (m *made) txn(ctx context.Context, q *localLock, ops []any) (rs []zk.MultiResponse, err error) {
+	err = m.withCurrent(ctx, q, func(g *lock.Grant, _ lock.HoldMode) (err error) {
+		// The channel is not that of g. If g is the use of a reader, the RUnlock of another reader may end it.
+		lost := m.lost(q, lock.Exclusive, lock.Shared)
+		rs, err = m.s.sending(ctx, lost, ops, func(ops []any) ([]zk.MultiResponse, error) { return q.Txn(ctx, g, ops) })
+		return err
+	})
+	return rs, opError("txn", m.path, err)
+}
+
+// withCurrent calls f with a hold of this process. If the process has several readers, the hold
+// may belong to another goroutine, which unlocks it at this moment. In that case, f does
+// nothing and returns ErrNotLocked, and withCurrent calls f again with another hold. So a
+// goroutine that holds q during the whole call never gets ErrNotLocked. If q has no readers, a
+// later hold is not the caller's.
+func (m *made) withCurrent(ctx context.Context, q *localLock, f func(g *lock.Grant, mode lock.HoldMode) error) error {
+	for {
+		g, mode, err := m.current(q, q.within(ctx))
+		if err != nil {
+			return err
+		}
+		if err = f(g, mode); err == ErrNotLocked && len(q.Line.Bases) > 1 {
+			continue
+		}
+		if errors.Is(err, ErrLost) {
+			m.lost(q, lock.Exclusive, lock.Shared) // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that before we return
+		}
+		return err
+	}
+}
+
+// The method `do` does the work of Do and RDo. It calls the function `rest` before the release.
+func (m *made) do(ctx context.Context, q *localLock, op string, mode lock.HoldMode, rest func(), f func(ctx context.Context) error) error {
+	if m.misuse() == nil && f == nil {
+		return opError(op, m.path, session.Invalid("the function is nil"))
+	}
+	if d := q.within(ctx); d != nil && ctx.Err() == nil {
+		return d.nest(ctx, op, m.path, mode, f)
+	}
+	ctx, g, err := m.acquire(ctx, q, mode, true)
+	if err != nil {
+		return opError(op, m.path, err)
+	}
+	return q.do(ctx, q.key(mode), op, g, f, rest)
+}
+
+// The method `key` returns the key of a Do in mode.
+func (q *localLock) key(mode lock.HoldMode) doKey {
+	return doKey{q.s, q.Path, q.prefix + q.Line.Bases[mode]}
+}
+
+// The method `within` returns the call of Do, RDo or Run from which ctx comes, if that call is of
+// this path and still runs. If ctx comes from a Do and an RDo, the result is the Do.
+func (q *localLock) within(ctx context.Context) *doCall {
+	if q.s == nil || q.s.m.FunctionOf(ctx) == nil {
 		return nil
 	}
-	return m.doKey().in(ctx)
+	for mode := range q.Line.Bases {
+		if d := q.key(lock.HoldMode(mode)).in(ctx); d != nil {
+			return d
+		}
+	}
+	return nil
 }
 
 // newDoCall returns the doCall of a new call of Do, which has the grant g of the lock q. For a
@@ -309,11 +369,6 @@ func (d *doCall) stands(mode lock.HoldMode) error {
 	default:
 		return g.Err()
 	}
-}
-
-// The method `yield` unlocks m for Cond.Wait.
-func (m *Mutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	return m.local.yield(m.holderOf(ctx), lock.Exclusive)
 }
 
 // untilLost returns a context that ends when d's hold is lost. The context ends before any other

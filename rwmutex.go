@@ -1,14 +1,11 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
-	"errors"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/lock"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -72,77 +69,43 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                           // for the writers
 	rw.local.init(s, "rwmutex", "lock", path, ln, c)
+	rw.local.prefix = "rw "
 	return rw
 }
 
 // Lock locks rw for writing, as [Mutex.Lock] does.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	_, _, err := rw.acquire(ctx, lock.Exclusive, false)
+	_, _, err := rw.acquire(ctx, &rw.local, lock.Exclusive, false)
 	return opError("lock", rw.path, err)
 }
 
 // RLock locks rw for reading. RLock waits while a writer holds rw or is ahead, until ctx ends or
 // the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	_, _, err := rw.acquire(ctx, lock.Shared, false)
+	_, _, err := rw.acquire(ctx, &rw.local, lock.Shared, false)
 	return opError("rlock", rw.path, err)
-}
-
-func (rw *RWMutex) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (context.Context, *lock.Grant, error) {
-	if err := rw.check(ctx); err != nil {
-		return nil, nil, err
-	}
-	return rw.local.acquire(ctx, mode, pin)
-}
-
-// The method `check` returns the reason why an acquisition cannot begin, or nil.
-func (rw *RWMutex) check(ctx context.Context) error {
-	switch {
-	case rw.misuse() != nil:
-		return rw.misuse()
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
-	case rw.within(ctx).holds(), inLine(ctx, rw.s, rw.path, rw.local.Line.Bases[0]):
-		return ErrDeadlock
-	}
-	return nil
 }
 
 // TryLock is [Mutex.TryLock] for writing; it waits for no other contender.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, lock.Exclusive)
+	ok, err := rw.try(ctx, &rw.local, lock.Exclusive)
 	return ok, opError("trylock", rw.path, err)
 }
 
 // TryRLock is [Mutex.TryLock] for reading.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, lock.Shared)
+	ok, err := rw.try(ctx, &rw.local, lock.Shared)
 	return ok, opError("tryrlock", rw.path, err)
-}
-
-func (rw *RWMutex) try(ctx context.Context, mode lock.HoldMode) (bool, error) {
-	if err := rw.check(ctx); err != nil {
-		return false, err
-	}
-	g, err := rw.local.try(ctx, mode)
-	return g != nil, err
 }
 
 // Unlock unlocks rw for writing.
 func (rw *RWMutex) Unlock() error {
-	return opError("unlock", rw.path, rw.giveUp(lock.Exclusive))
+	return opError("unlock", rw.path, rw.release(&rw.local, lock.Exclusive))
 }
 
 // RUnlock undoes a single [RWMutex.RLock].
 func (rw *RWMutex) RUnlock() error {
-	return opError("runlock", rw.path, rw.giveUp(lock.Shared))
-}
-
-func (rw *RWMutex) giveUp(mode lock.HoldMode) error {
-	if rw.misuse() != nil {
-		return rw.misuse()
-	}
-	return rw.local.Unlock(mode)
+	return opError("runlock", rw.path, rw.release(&rw.local, lock.Shared))
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
@@ -163,62 +126,26 @@ var (
 // lock with [RWMutex.RUnlock], or by the end of [RWMutex.Do]. After an error, the caller still has
 // its hold. Downgrade fails if the path has had 2^31 children.
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
-	err := rw.made.check(ctx)
+	err := rw.check(ctx)
 	if err == nil {
-		err = rw.local.Downgrade(ctx, rw.within(ctx).bare())
+		err = rw.local.Downgrade(ctx, rw.local.within(ctx).bare())
 	}
 	return opError("downgrade", rw.path, err)
 }
 
 // Lost is [Mutex.Lost] for the write hold or, without one, for all read holds.
-func (rw *RWMutex) Lost() <-chan struct{} {
-	if rw.misuse() != nil {
-		return session.ClosedChan
-	}
-	return rw.local.lost(lock.Exclusive, lock.Shared)
-}
+func (rw *RWMutex) Lost() <-chan struct{} { return rw.lost(&rw.local, lock.Exclusive, lock.Shared) }
 
 // Token is like [Mutex.Token], for the write hold if there is one. It is greater than that of every
 // hold that ended before this one began. Readers of one process share it; a later call can return a
 // greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
-	var tok int64
-	err := rw.withCurrent(ctx, func(g *lock.Grant, mode lock.HoldMode) (err error) {
-		tok, err = g.Token(ctx, mode == lock.Exclusive)
-		return err
-	})
-	return tok, opError("token", rw.path, err)
+	return rw.token(ctx, &rw.local)
 }
 
 // Txn is [Mutex.Txn], for the present hold, for writing or for reading.
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	var rs []zk.MultiResponse
-	err := rw.withCurrent(ctx, func(g *lock.Grant, _ lock.HoldMode) (err error) {
-		// The channel is not that of g. If g is the use of a reader, the RUnlock of another reader may end it.
-		rs, err = rw.s.sending(ctx, rw.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return rw.local.Txn(ctx, g, ops) })
-		return err
-	})
-	return rs, opError("txn", rw.path, err)
-}
-
-// withCurrent calls f with a hold of this process. If the process has several readers, the hold
-// may belong to another goroutine, which unlocks it at this moment. In that case, f does
-// nothing and returns ErrNotLocked, and withCurrent calls f again with another hold. So a
-// goroutine that holds rw during the whole call never gets ErrNotLocked.
-func (rw *RWMutex) withCurrent(ctx context.Context, f func(g *lock.Grant, mode lock.HoldMode) error) error {
-	for {
-		g, mode, err := rw.current(&rw.local, rw.within(ctx))
-		if err != nil {
-			return err
-		}
-		if err = f(g, mode); err == ErrNotLocked {
-			continue
-		}
-		if errors.Is(err, ErrLost) {
-			rw.Lost() // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that before we return
-		}
-		return err
-	}
+	return rw.txn(ctx, &rw.local, ops)
 }
 
 // Contenders returns the holders of rw and the waiters, in their order. Goroutines of one process
@@ -241,52 +168,21 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 
 // Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "do", lock.Exclusive, f)
+	return rw.do(ctx, &rw.local, "do", lock.Exclusive, func() {}, f)
 }
 
 // RDo is [Mutex.Do] for reading, also reentrant inside [RWMutex.Do].
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "rdo", lock.Shared, f)
+	return rw.do(ctx, &rw.local, "rdo", lock.Shared, func() {}, f)
 }
 
-func (rw *RWMutex) do(ctx context.Context, op string, mode lock.HoldMode, f func(ctx context.Context) error) error {
-	if rw.misuse() == nil && f == nil {
-		return opError(op, rw.path, session.Invalid("the function is nil"))
-	}
-	if rw.misuse() == nil && ctx.Err() == nil {
-		if d := rw.within(ctx); d != nil {
-			return d.nest(ctx, op, rw.path, mode, f)
-		}
-	}
-	ctx, g, err := rw.acquire(ctx, mode, true)
-	if err != nil {
-		return opError(op, rw.path, err)
-	}
-	return rw.local.do(ctx, rw.doKey(mode), op, g, f, func() {})
+func (rw *RWMutex) parts() (*localLock, []lock.HoldMode) {
+	return &rw.local, []lock.HoldMode{lock.Exclusive, lock.Shared}
 }
 
-// The method `within` returns the call of Do from which ctx comes, if that call is of this path
-// and still runs. If there is none, it returns such a call of RDo.
-func (rw *RWMutex) within(ctx context.Context) *doCall {
-	if rw.s == nil || rw.s.m.FunctionOf(ctx) == nil {
-		return nil
-	}
-	return cmp.Or(rw.doKey(lock.Exclusive).in(ctx), rw.doKey(lock.Shared).in(ctx))
-}
-
-func (rw *RWMutex) doKey(mode lock.HoldMode) doKey {
-	return doKey{rw.s, rw.path, "rw " + rw.local.Line.Base(mode)}
-}
-
-// The method `yield` unlocks rw for Cond.Wait.
-func (rw *RWMutex) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	return rw.local.yield(rw.within(ctx), lock.Exclusive)
-}
-
-func (r *rlocker) yield(ctx context.Context) (finish func() error, again func(context.Context) error) {
-	rw := (*RWMutex)(r)
-	return rw.local.yield(rw.within(ctx), lock.Shared)
+func (r *rlocker) parts() (*localLock, []lock.HoldMode) {
+	return &r.local, []lock.HoldMode{lock.Shared}
 }
 
 // Lost returns a channel that is closed when a read lock of this process is lost.
-func (r *rlocker) Lost() <-chan struct{} { return (*RWMutex)(r).local.lost(lock.Shared) }
+func (r *rlocker) Lost() <-chan struct{} { return r.lost(&r.local, lock.Shared) }

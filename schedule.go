@@ -228,7 +228,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
 	// next hold.
 	lock := NewMutex(c.s, c.path)
-	if lock.holderOf(ctx) != nil {
+	if lock.local.within(ctx) != nil {
 		return false, ErrDeadlock
 	}
 	waiting, end := context.WithCancelCause(ctx)

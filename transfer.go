@@ -54,7 +54,7 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		return c.Explain(err)
 	}
 	resigning := ctx
-	within := e.doKey().in(ctx) != nil
+	within := e.local.within(ctx) != nil
 	if within { // Transfer was called by Run's function, so it cannot wait for the end of that function
 		var end context.CancelFunc
 		resigning, end = context.WithCancel(resigning)
