@@ -379,20 +379,9 @@ func (g *Group[T]) Members(ctx context.Context) (members []Member[T], err error)
 	}
 	var found map[string]session.Node
 	err = g.s.m.During(ctx, func(inc *session.Incarnation) error {
-		found = make(map[string]session.Node)
 		names, err := inc.NamesFresh(ctx, g.dir())
-		if err != nil {
-			return err
-		}
-		paths := make([]string, len(names))
-		for i, name := range names {
-			paths[i] = session.ChildPath(g.dir(), name)
-		}
-		nodes, err := inc.GetAll(ctx, paths)
-		for i, n := range nodes {
-			if n.Stat != nil {
-				found[names[i]] = n
-			}
+		if err == nil {
+			found, err = inc.GetChildren(ctx, g.dir(), names)
 		}
 		return err
 	})

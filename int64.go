@@ -46,8 +46,8 @@ func (n *Int64) Path() string { return n.v.path }
 
 // Load returns the number, at least as new as the moment of the call.
 func (n *Int64) Load(ctx context.Context) (int64, error) {
-	x, _, err := n.v.load(ctx, true)
-	if err == ErrNoValue { // an empty znode
+	x, _, err := n.v.load(ctx)
+	if err == ErrNoValue {
 		err = nil
 	}
 	return x, opError("load", n.v.path, err)

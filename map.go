@@ -71,112 +71,55 @@ func (m *Map[V]) fail(op, key string, err error) error {
 	return opError(op, m.path, fmt.Errorf("key %q: %w", key, err))
 }
 
-// The method `znode` returns the full path of key on the server.
-func (m *Map[V]) znode(ctx context.Context, key string) (string, error) {
+// The method `entry` returns the Value in which key is stored.
+func (m *Map[V]) entry(ctx context.Context, key string) (*Value[V], error) {
 	if err := m.check(ctx); err != nil {
-		return "", err
+		return nil, err
 	}
 	path := session.ChildPath(m.path, session.NameOfKey(key))
 	if len(path) > session.MaxPath {
-		return "", session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
+		return nil, session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
 	}
-	return m.s.m.Full(path), nil
+	at := session.Stored{Path: m.s.m.Full(path), Dir: m.dir(), Leaf: true}
+	return &Value[V]{made: made{s: m.s, path: path}, codec: m.codec, at: at, receipts: m.receipts()}, nil
 }
 
-// The method `stored` returns the path of key's znode, and the stored form of v. It returns an
-// error if that form cannot be stored, or does not fit into a transaction.
-func (m *Map[V]) stored(ctx context.Context, key string, v V) (znode string, data []byte, err error) {
-	if znode, err = m.znode(ctx, key); err == nil {
-		extra := 2*m.s.m.SizeOf(m.receipts(), nil) + m.s.m.SizeOf(m.dir(), nil) + 512
-		data, err = encoded(m.s.m, m.codec, v, session.Stored{Path: znode, Leaf: true}, extra)
+// The method `encode` returns the value of key, and the stored form of v.
+func (m *Map[V]) encode(ctx context.Context, key string, v V) (e *Value[V], data []byte, err error) {
+	if e, err = m.entry(ctx, key); err == nil {
+		data, err = e.encode(v)
 	}
-	return znode, data, err
+	return e, data, err
 }
 
 // Load returns the value and the Version of key, at least as new as the call, or [ErrNoValue]. A
 // decoding error comes with the Version, too.
-func (m *Map[V]) Load(ctx context.Context, key string) (V, Version, error) {
-	var v V
-	var n session.Node
-	path, err := m.znode(ctx, key)
+func (m *Map[V]) Load(ctx context.Context, key string) (v V, version Version, err error) {
+	e, err := m.entry(ctx, key)
 	if err == nil {
-		n, err = m.read(ctx, path)
+		v, version, err = e.load(ctx)
 	}
-	if err == nil && n.Stat == nil {
-		err = ErrNoValue
-	}
-	if err != nil {
-		return v, Version{}, m.fail("load", key, err)
-	}
-	v, err = decoded[V](m.codec, n.Data)
-	return v, versionOf(n.Stat), m.fail("load", key, err)
-}
-
-// The method `read` reads the newest state of the key at path. If there is no such key, the Stat
-// is nil.
-func (m *Map[V]) read(ctx context.Context, path string) (n session.Node, err error) {
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-		n, err = session.Entry(inc.GetFresh(ctx, path))
-		return err
-	})
-	return n, err
-}
-
-// The method `commit` applies ops, which change the key at path, exactly once. It returns
-// ErrMixed if the map's znode contains a value, or if the servers could remove the key or the map's
-// znode: the versions of these znodes must not start again.
-func (m *Map[V]) commit(ctx context.Context, path string, ops ...any) error {
-	return txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: path, Dir: m.dir(), Leaf: true}, ops)
-}
-
-// The method `create` creates a key. If the key exists already, the error is NodeExists.
-func (m *Map[V]) create(ctx context.Context, path string, data []byte) error {
-	for {
-		err := m.commit(ctx, path, &zk.CreateRequest{Path: path, Data: data, Acl: m.s.m.Config.ACL})
-		if !session.IsNoNode(err) {
-			return err
-		}
-		// The znode of the map must last, because its version must not start again while a process
-		// relies on it.
-		err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
-			_, err := inc.Create(ctx, m.dir(), []byte(marks.Map))
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
+	return v, version, m.fail("load", key, err)
 }
 
 // Store makes v the value of key, whatever it was.
 func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
-	path, data, err := m.stored(ctx, key, v)
-	for err == nil {
-		err = m.commit(ctx, path, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
-		if !session.IsNoNode(err) {
-			break
-		}
-		if err = m.create(ctx, path, data); !session.IsNodeExists(err) {
-			break
-		}
-		err = nil // another client has created the key, so the next attempt sets it
+	e, err := m.entry(ctx, key)
+	if err == nil {
+		err = e.store(ctx, v)
 	}
 	return m.fail("store", key, err)
 }
 
 // LoadOrStore returns the value of key. If there is none, it stores v.
 func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, loaded bool, err error) {
-	path, data, err := m.stored(ctx, key, v)
+	e, data, err := m.encode(ctx, key, v)
 	for err == nil {
 		var n session.Node
-		if n, err = m.read(ctx, path); err != nil {
-			break
+		if n, err = e.read(ctx, true); n.Stat != nil || err != nil {
+			return m.former("loadorstore", key, n, err)
 		}
-		if n.Stat != nil {
-			actual, err = decoded[V](m.codec, n.Data)
-			return actual, true, m.fail("loadorstore", key, err)
-		}
-		if err = m.create(ctx, path, data); err == nil {
+		if err = e.create(ctx, data); err == nil {
 			return v, false, nil
 		}
 		if session.IsNodeExists(err) {
@@ -188,9 +131,9 @@ func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, lo
 
 // Delete deletes key, if it is there.
 func (m *Map[V]) Delete(ctx context.Context, key string) error {
-	path, err := m.znode(ctx, key)
+	_, err := m.entry(ctx, key)
 	if err == nil {
-		err = m.deleteAll(ctx, []string{session.BaseName(path)})
+		err = m.deleteAll(ctx, []string{session.NameOfKey(key)})
 	}
 	return m.fail("delete", key, err)
 }
@@ -225,24 +168,24 @@ func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded boo
 
 // Swap stores v and returns the former value, if any, or its decoding error.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
-	path, data, err := m.stored(ctx, key, v)
-	if err != nil {
-		return previous, false, m.fail("swap", key, err)
-	}
 	var was session.Node
-	for {
-		if err = m.change(ctx, key, func(path string, n session.Node) []any {
+	e, data, err := m.encode(ctx, key, v)
+	for err == nil {
+		err = m.change(ctx, key, func(path string, n session.Node) []any {
 			if was = n; n.Stat == nil {
 				return nil
 			}
 			return session.SwapOps(path, data, n.Stat.Version)
-		}); err != nil || was.Stat != nil {
-			return m.former("swap", key, was, err)
+		})
+		if err != nil || was.Stat != nil {
+			break
 		}
-		if err = m.create(ctx, path, data); !session.IsNodeExists(err) {
-			return previous, false, m.fail("swap", key, err)
+		if err = e.create(ctx, data); !session.IsNodeExists(err) {
+			break
 		}
+		err = nil
 	}
+	return m.former("swap", key, was, err)
 }
 
 // The method `former` decodes the value that a key had before a change.
@@ -257,16 +200,13 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 // CompareAndSwap stores v if key still has the Version old, and reports whether it did.
 // With the zero Version, it stores v if the key is missing.
 func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
-	path, data, err := m.stored(ctx, key, v)
+	e, data, err := m.encode(ctx, key, v)
 	if err != nil {
 		return false, m.fail("compareandswap", key, err)
 	}
 	if old == (Version{}) {
-		err := m.create(ctx, path, data)
-		if session.IsNodeExists(err) {
-			return false, nil
-		}
-		return err == nil, m.fail("compareandswap", key, err)
+		stored, err := e.swap(ctx, old, data)
+		return stored, m.fail("compareandswap", key, err)
 	}
 	return m.ifStill(ctx, "compareandswap", key, old, func(path string) []any {
 		return session.SwapOps(path, data, old.version)
@@ -300,16 +240,16 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 // its counter is exact. The map's znode must not be a container, because the servers remove an
 // empty container.
 func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
-	path, err := m.znode(ctx, key)
+	e, err := m.entry(ctx, key)
 	if err != nil {
 		return err
 	}
 	for {
-		dir, n, err := m.readGuarded(ctx, path)
+		dir, n, err := m.readGuarded(ctx, e.at)
 		if err != nil {
 			return err
 		}
-		all := ops(path, n)
+		all := ops(e.at.Path, n)
 		if all == nil {
 			return nil
 		}
@@ -320,20 +260,20 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 			continue
 		}
 		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: dir.Version}}, all...)
-		if err = m.commit(ctx, path, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
+		if err = e.commit(ctx, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
 			return err
 		}
 	}
 }
 
 // readGuarded reads the map's znode, which counts deletions, and after that a key.
-func (m *Map[V]) readGuarded(ctx context.Context, path string) (dir *zk.Stat, n session.Node, err error) {
+func (m *Map[V]) readGuarded(ctx context.Context, at session.Stored) (dir *zk.Stat, n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if dir, err = inc.ExistsFresh(ctx, m.dir()); err != nil || dir == nil {
 			n = session.Node{}
 			return err
 		}
-		n, err = session.Entry(inc.Get(ctx, path))
+		n, err = at.Entry(inc.Get(ctx, at.Path))
 		return err
 	})
 	return dir, n, err
@@ -406,7 +346,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	}
 	if len(names) == 1 {
 		// A server that lags may not have the map's znode yet. In that case, nothing was deleted.
-		switch _, n, e := m.readGuarded(ctx, session.ChildPath(m.dir(), names[0])); {
+		switch _, n, e := m.readGuarded(ctx, session.Stored{Path: session.ChildPath(m.dir(), names[0]), Leaf: true}); {
 		case n.Stat == nil || e != nil:
 			return e
 		case parent && n.Stat.NumChildren > 0: // a key, below which another program has created znodes
@@ -483,57 +423,35 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	settled := false
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		var before map[string]session.Node
-		var listed, relisted int64
+		var listed int64
 		list := inc.ChildrenFresh // only the first listing must be fresh: later reads are not older
 		for try := range snapshotTries {
-			nodes, relisted, err = m.readAll(ctx, inc, list)
-			if list = inc.Children; err != nil {
+			names, now, err := m.names(ctx, list)
+			if err == nil {
+				nodes, err = inc.GetChildren(ctx, m.dir(), names)
+			}
+			if err != nil {
 				return err
 			}
 			same := func(a, b session.Node) bool { return versionOf(a.Stat) == versionOf(b.Stat) }
-			if try > 0 && listed == relisted && maps.EqualFunc(before, nodes, same) {
-				settled = true
+			if settled = try > 0 && listed == now && maps.EqualFunc(before, nodes, same); settled {
 				return nil
 			}
-			before, listed = nodes, relisted
+			list, before, listed = inc.Children, nodes, now
 		}
 		return nil
 	})
-	if err != nil || settled {
-		return nodes, err
-	}
-	errTold := errors.New("told")
-	err = m.s.m.FollowDir(ctx, m.dir(), false, func(found map[string]session.Node, _, _ <-chan struct{}) (bool, error) {
-		nodes = keyed(found)
-		return true, errTold
-	})
-	if err == errTold {
-		err = nil
-	}
-	return nodes, err
-}
-
-// readAll lists and reads all keys. The method `names` explains the result `listed`.
-func (m *Map[V]) readAll(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) (nodes map[string]session.Node, listed int64, err error) {
-	names, listed, err := m.names(ctx, list)
-	if err != nil {
-		return nil, 0, err
-	}
-	paths := make([]string, len(names))
-	for i, name := range names {
-		paths[i] = session.ChildPath(m.dir(), name)
-	}
-	all, err := inc.GetAll(ctx, paths)
-	if err != nil {
-		return nil, 0, err
-	}
-	nodes = make(map[string]session.Node, len(names))
-	for i, n := range all {
-		if n.Stat != nil {
-			nodes[names[i]] = n
+	if err == nil && !settled {
+		errTold := errors.New("told")
+		err = m.s.m.FollowDir(ctx, m.dir(), false, func(found map[string]session.Node, _, _ <-chan struct{}) (bool, error) {
+			nodes = found
+			return true, errTold
+		})
+		if err == errTold {
+			err = nil
 		}
 	}
-	return keyed(nodes), listed, nil
+	return keyed(nodes), err
 }
 
 // The function `keyed` returns nodes by key instead of by name. It leaves out znodes that do not

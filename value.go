@@ -8,6 +8,7 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/dice"
+	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
 )
@@ -43,7 +44,9 @@ import (
 // value for the old one.
 type Value[T any] struct {
 	made
-	codec Codec
+	codec    Codec
+	at       session.Stored
+	receipts string // the full path of the container of the receipts
 }
 
 // A Version identifies one write of a Value: Versions of one path are equal only for the same
@@ -54,7 +57,11 @@ type Version struct {
 	version      int32 // the server's counter, which wraps
 }
 
+// versionOf returns the Version of a znode, or the zero Version without a Stat.
 func versionOf(stat *zk.Stat) Version {
+	if stat == nil {
+		return Version{}
+	}
 	return Version{czxid: stat.Czxid, mzxid: stat.Mzxid, mtime: stat.Mtime, version: stat.Version}
 }
 
@@ -76,59 +83,55 @@ func NewValue[T any](s *Session, path string, opts ...ValueOption) *Value[T] {
 func (v *Value[T]) init(s *Session, path string, opts []ValueOption) {
 	c := valueSetup(opts)
 	v.made, v.codec = made{s: s, path: path, err: checkNew(s, path, c.err)}, c.codec
+	if v.err == nil {
+		v.at.Path = s.m.Full(path)
+		v.receipts = v.at.Path + "-receipts"
+	}
 }
 
 // Load returns the value, at least as new as the call, and its Version, or [ErrNoValue]. An error
 // of decoding comes with the Version, so that the value can be replaced. An empty znode is no
 // value, unless the codec decodes it.
 func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
-	x, version, err := v.load(ctx, true)
-	if err == nil && version == (Version{}) {
-		err = ErrNoValue
-	}
+	x, version, err := v.load(ctx)
 	return x, version, opError("load", v.path, err)
 }
 
-// The method `load` reads the value. If nothing is stored, it returns the zero Version. If fresh is
-// false, the value may be as old as the state of the server.
-func (v *Value[T]) load(ctx context.Context, fresh bool) (x T, version Version, err error) {
-	if err := v.check(ctx); err != nil {
+func (v *Value[T]) load(ctx context.Context) (x T, version Version, err error) {
+	if err = v.check(ctx); err != nil {
 		return x, version, err
 	}
-	var data []byte
+	n, err := v.read(ctx, true)
+	if err == nil {
+		x, err = v.decode(n)
+	}
+	return x, versionOf(n.Stat), err
+}
+
+// The method `read` reads the znode. If nothing is stored, the Stat is nil. If fresh is false, the
+// result may be as old as the state of the server.
+func (v *Value[T]) read(ctx context.Context, fresh bool) (n session.Node, err error) {
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		read := inc.Get
 		if fresh {
 			read = inc.GetFresh
 		}
-		var stat *zk.Stat
-		var err error
-		data, stat, err = read(ctx, v.full())
-		switch {
-		case session.IsNoNode(err), err == nil && session.Unstored(data, stat):
-			version = Version{}
-			return nil
-		case err == nil:
-			version = versionOf(stat)
-			inc.Saw(v.state(), session.Node{Data: data, Stat: stat})
+		if n, err = v.at.Entry(read(ctx, v.at.Path)); n.Stat != nil {
+			inc.Saw(v.at, n)
 		}
 		return err
 	})
-	if err == nil && version != (Version{}) {
-		x, err = v.decode(data)
-	}
-	return x, version, err
+	return n, err
 }
 
-func (v *Value[T]) full() string { return v.s.m.Full(v.path) }
-
-func (v *Value[T]) state() session.Stored { return session.Stored{Path: v.full()} }
-
-// The method `decode` decodes the data of the znode. Other programs create empty znodes: if the
-// codec cannot decode empty data, decode returns ErrNoValue.
-func (v *Value[T]) decode(data []byte) (T, error) {
-	x, err := decoded[T](v.codec, data)
-	if err != nil && len(data) == 0 {
+// The method `decode` returns the value of n, or ErrNoValue. Other programs create empty znodes: if
+// the codec cannot decode empty data, that is no value, except in a Map.
+func (v *Value[T]) decode(n session.Node) (x T, err error) {
+	if n.Stat == nil {
+		return x, ErrNoValue
+	}
+	x, err = decoded[T](v.codec, n.Data)
+	if err != nil && len(n.Data) == 0 && !v.at.Leaf {
 		err = ErrNoValue
 	}
 	return x, err
@@ -137,7 +140,11 @@ func (v *Value[T]) decode(data []byte) (T, error) {
 // The method `encode` returns the stored form of x. It returns an error if that form cannot be
 // stored, or does not fit into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
-	return encoded(v.s.m, v.codec, x, v.state(), 2*v.s.m.SizeOf(v.receipts(), nil)+256)
+	extra := 2*v.s.m.SizeOf(v.receipts, nil) + 256
+	if v.at.Dir != "" {
+		extra += v.s.m.SizeOf(v.at.Dir, nil) + 256
+	}
+	return encoded(v.s.m, v.codec, x, v.at, extra)
 }
 
 // Store stores x.
@@ -146,17 +153,38 @@ func (v *Value[T]) Store(ctx context.Context, x T) (err error) {
 	if err := v.check(ctx); err != nil {
 		return err
 	}
+	return v.store(ctx, x)
+}
+
+func (v *Value[T]) store(ctx context.Context, x T) error {
 	data, err := v.encode(x)
-	if err != nil {
-		return err
-	}
-	for {
-		err := v.commit(ctx, &zk.SetDataRequest{Path: v.full(), Data: data, Version: -1})
-		if session.IsNoNode(err) {
-			err = v.commit(ctx, v.creation(data))
+	for err == nil {
+		err = v.commit(ctx, &zk.SetDataRequest{Path: v.at.Path, Data: data, Version: -1})
+		if !session.IsNoNode(err) {
+			break
 		}
-		// Another client created the znode after our read, so the next attempt sets it.
-		if !session.IsNodeExists(err) {
+		if err = v.create(ctx, data); !session.IsNodeExists(err) {
+			break
+		}
+		err = nil // another client has created the znode, so the next attempt sets it
+	}
+	return err
+}
+
+// The method `create` creates the znode. If it exists already, the error is NodeExists.
+func (v *Value[T]) create(ctx context.Context, data []byte) error {
+	for {
+		err := v.commit(ctx, &zk.CreateRequest{Path: v.at.Path, Data: data, Acl: v.s.m.Config.ACL})
+		if !session.IsNoNode(err) || v.at.Dir == "" {
+			return err
+		}
+		// The znode of a Map must last, because its version must not start again while a process
+		// relies on it.
+		err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
+			_, err := inc.Create(ctx, v.at.Dir, []byte(marks.Map))
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -174,74 +202,52 @@ func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (swappe
 	if err != nil {
 		return false, err
 	}
-	if old != (Version{}) {
-		if same, err := v.still(ctx, old); !same {
+	for _, fresh := range []bool{false, true} {
+		n, err := v.read(ctx, fresh)
+		if err != nil {
 			return false, err
 		}
-	}
-	ok, err := v.swap(ctx, old, data)
-	if ok || err != nil || old != (Version{}) {
-		return ok, err
-	}
-	// The znode may exist without a value.
-	_, there, err := v.load(ctx, true)
-	switch {
-	case err == ErrNoValue:
-		return v.swap(ctx, there, data)
-	case there != (Version{}):
-		return false, nil // data that cannot be decoded are a value, too
-	}
-	return false, err
-}
-
-// The method `still` reports whether the znode has the version `old`.
-func (v *Value[T]) still(ctx context.Context, old Version) (same bool, err error) {
-	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
-		data, stat, err := inc.Get(ctx, v.full())
-		if session.IsNoNode(err) || err == nil && stat.Mzxid < old.mzxid {
-			// This server has not seen the version `old` yet, or the znode was deleted.
-			data, stat, err = inc.GetFresh(ctx, v.full())
+		now := versionOf(n.Stat)
+		same := now == old
+		if old == (Version{}) && !same { // data that cannot be decoded are a value, too, unless they are empty
+			_, err := v.decode(n)
+			same = err == ErrNoValue
 		}
-		if session.IsNoNode(err) {
-			return nil
+		if same {
+			if swapped, err = v.swap(ctx, now, data); swapped || err != nil {
+				return swapped, err
+			}
+		} else if old != (Version{}) && now.mzxid >= old.mzxid {
+			break // else this server may lag
 		}
-		if same = err == nil && versionOf(stat) == old; same {
-			inc.Saw(v.state(), session.Node{Data: data, Stat: stat})
-		}
-		return err
-	})
-	return same, err
+	}
+	return false, nil
 }
 
 // The method `swap` writes `data` if the znode has the version `old`. It reports whether it has
 // written.
 func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
-	ops := []any{v.creation(data)}
-	if old != (Version{}) {
-		ops = session.SwapOps(v.full(), data, old.version)
+	var err error
+	if old == (Version{}) {
+		err = v.create(ctx, data)
+	} else {
+		err = v.commit(ctx, session.SwapOps(v.at.Path, data, old.version)...)
 	}
-	err := v.commit(ctx, ops...)
 	if session.IsBadVersion(err) || session.IsNoNode(err) || session.IsNodeExists(err) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func (v *Value[T]) creation(data []byte) any {
-	return &zk.CreateRequest{Path: v.full(), Data: data, Acl: v.s.m.Config.ACL}
-}
-
-// The method `receipts` returns the path of the container of the receipts.
-func (v *Value[T]) receipts() string { return v.full() + "-receipts" }
-
 // The method `commit` applies ops, which change the znode of the value, exactly once. It creates
 // missing parents of the znode, which are also the parents of the receipts. It returns ErrMixed
-// if the servers may remove the znode.
+// if the servers may remove the znode, or the znode of the Map, or if the latter contains a value:
+// the versions of these znodes must not start again.
 //
 // A receipt is necessary, because the znode itself does not show whether our write was applied.
 // Another process may have written the same bytes, or may have overwritten ours.
 func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
-	return txn.Store(ctx, v.s.m, v.receipts(), v.state(), ops)
+	return txn.Store(ctx, v.s.m, v.receipts, v.at, ops)
 }
 
 // Update stores f(value), or f of the zero T if there is no value, and returns the new value. If f
@@ -257,15 +263,22 @@ func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) 
 }
 
 func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
-	// The first read may return an old value. Then the swap fails, and the loop reads again. All
-	// later reads are fresh.
-	fresh := false
+	if err := v.check(ctx); err != nil {
+		return zero, err
+	}
 	for try := 0; ; try++ {
-		x, old, err := v.load(ctx, fresh)
+		// The first read may return an old value. Then the swap fails, and the loop reads again. All
+		// later reads are fresh.
+		fresh := try > 0
+		var x T
+		var data []byte
+		n, err := v.read(ctx, fresh)
+		if err == nil {
+			x, err = v.decode(n)
+		}
 		if err == nil || err == ErrNoValue {
 			x, err = f(x)
 		}
-		var data []byte
 		if err == nil {
 			data, err = v.encode(x)
 		}
@@ -276,16 +289,14 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 			// Update may return an error of f only if f's argument was at least as new as the call of
 			// Update. So repeat with a fresh read. If that read fails, Update returns the error of the read,
 			// and not f's error about an old value.
-			fresh = true
 			continue
 		}
-		switch ok, err := v.swap(ctx, old, data); {
+		switch ok, err := v.swap(ctx, versionOf(n.Stat), data); {
 		case err != nil:
 			return zero, err
 		case ok:
 			return x, nil
 		}
-		fresh = true
 		// Wait a little before the next attempt, so that competing processes do not try at the same
 		// times. The wait is short, because one of these processes has succeeded.
 		delay := v.s.m.Config.Retry.Delay(min(try+1, 5)) // it may be the largest Duration
@@ -314,15 +325,15 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 // of Watch. Versions are compared for equality only: the counter wraps, so it does not show which
 // of two values is older.
 func (v *Value[T]) follow(ctx context.Context, inc *session.Incarnation, out chan<- T, told *Version) error {
-	if err := inc.Sync(ctx, v.full()); err != nil {
+	if err := inc.Sync(ctx, v.at.Path); err != nil {
 		return err
 	}
-	return inc.Follow(ctx, v.full(), func(n session.Node, change *conn.Watch) error {
+	return inc.Follow(ctx, v.at.Path, func(n session.Node, change *conn.Watch) error {
 		version := versionOf(n.Stat)
 		if version == *told || session.Unstored(n.Data, n.Stat) {
 			return nil
 		}
-		x, err := v.decode(n.Data)
+		x, err := v.decode(n)
 		switch {
 		case err == ErrNoValue:
 			return nil

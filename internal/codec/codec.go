@@ -119,15 +119,10 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// A Zero decodes empty data as 0, because other programs create the znode before they write the
-// number. A Zero refuses `null` in JSON, because encoding/json would leave the number unchanged.
+// A Zero refuses `null` in JSON, because encoding/json would leave the number unchanged.
 type Zero struct{ Encoding }
 
 func (c Zero) Unmarshal(data []byte, v any) error {
-	if n, ok := v.(*int64); ok && len(data) == 0 {
-		*n = 0
-		return nil
-	}
 	if _, ok := c.Encoding.(JSON); ok && string(bytes.TrimSpace(data)) == "null" {
 		return errors.New("null is no number")
 	}

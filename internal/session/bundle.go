@@ -36,6 +36,22 @@ func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, err
 	return inc.getAll(ctx, paths, bundleFirst, inc.Get)
 }
 
+// GetChildren is GetAll for children of dir. The result has the znodes that exist, by name.
+func (inc *Incarnation) GetChildren(ctx context.Context, dir string, names []string) (map[string]Node, error) {
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = ChildPath(dir, name)
+	}
+	all, err := inc.GetAll(ctx, paths)
+	nodes := make(map[string]Node, len(all))
+	for i, n := range all {
+		if n.Stat != nil {
+			nodes[names[i]] = n
+		}
+	}
+	return nodes, err
+}
+
 // getAll is GetAll with two more arguments. The first bundles have at most `size` paths. If a server
 // refuses a znode of a bundle, getAll calls `read` for each znode of the bundle.
 func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]Node, error) {

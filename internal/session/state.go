@@ -49,15 +49,6 @@ func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(cont
 	return data, stat, err
 }
 
-// Entry returns the entry of a Map from the result of a read. The entry's Stat is nil if there is
-// no znode, or if the znode is NeverStored.
-func Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
-	if IsNoNode(err) || err == nil && NeverStored(data, stat) {
-		return Node{}, nil
-	}
-	return Node{Data: data, Stat: stat}, err
-}
-
 // SwapOps returns operations that write data if the znode has this version.
 //
 // The version wraps after 2^31-1 and passes -1, except on the newest servers. A request cannot
@@ -96,6 +87,14 @@ func (at Stored) Check(data []byte) error {
 		return Invalid("the stored form of the value ends with %q, which marks the parent znode of a primitive", data[bytes.LastIndexByte(data, '\n')+1:])
 	}
 	return nil
+}
+
+// Entry returns the result of a read of `at`. The Stat is nil if nothing is stored there.
+func (at Stored) Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
+	if IsNoNode(err) || err == nil && (!at.Leaf && Unstored(data, stat) || at.Leaf && NeverStored(data, stat)) {
+		return Node{}, nil
+	}
+	return Node{Data: data, Stat: stat}, err
 }
 
 // The method `key` returns the key of `at` in Incarnation.lasting. A path that lasts for a Map is
