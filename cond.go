@@ -224,29 +224,13 @@ func (c *Cond) awaitLast(ctx context.Context, inc *session.Incarnation, own *con
 }
 
 // The method `take` deletes p's znode and its signal, because the signal has reached the caller
-// of Wait (step 4).
-//
-// If the reply is lost, the transaction is sent again, and fails without harm, because both names
-// are unique. If there is no connection, the method returns before the transaction is applied. If
-// the session ends before the transaction is applied, the signal passes to another waiter, and
-// wakes it without need.
+// of Wait (step 4). If there is no connection, the method returns before the deletion. If the
+// session ends before the deletion, the signal passes to another waiter, and wakes it without need.
 func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	if p == nil {
 		return
 	}
-	r := p.Incarnation.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
-		_, err := p.Incarnation.Multi(p.Incarnation.Ctx,
-			&zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1},
-			&zk.DeleteRequest{Path: p.Path, Version: -1})
-		unsignalled := session.IsNoNode(err) // p was woken without a signal, but can still get one until its znode is deleted
-		if unsignalled {
-			err = p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
-		}
-		if unsignalled || err != nil && p.Incarnation.Ctx.Err() != nil {
-			c.bequeath(p)
-		}
-		return err
-	}})
+	r := c.remove(p, true)
 	select {
 	case <-r.Done:
 	case <-r.Refused.Done():
@@ -260,17 +244,33 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 // without its waiter and must be passed on. We do that if we can. If we cannot, the waiter
 // behind us does it.
 func (c *Cond) leave(p *lock.Claim) {
-	if p == nil {
-		return
+	if p != nil {
+		c.remove(p, false).Await(session.Grace)
 	}
-	p.Incarnation.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
-		err := p.Incarnation.RemoveNow(p.Incarnation.Ctx, p.Path)
-		if err != nil && !session.IsNoNode(err) && p.Incarnation.Ctx.Err() == nil {
+}
+
+// The method `remove` deletes p's znode, and its signal too if the argument `signalled` is true. If
+// the reply to that transaction is lost, it is sent again, and fails without harm, because both
+// names are unique.
+func (c *Cond) remove(p *lock.Claim, signalled bool) *session.Deletion {
+	inc := p.Incarnation
+	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
+		var err error
+		if signalled {
+			_, err = inc.Multi(inc.Ctx, &zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1}, &zk.DeleteRequest{Path: p.Path, Version: -1})
+			if err == nil {
+				return nil
+			}
+		}
+		if err == nil || session.IsNoNode(err) { // p has no signal, but can still get one until its znode is deleted
+			err = inc.RemoveNow(inc.Ctx, p.Path)
+		}
+		if err != nil && !session.IsNoNode(err) && inc.Ctx.Err() == nil {
 			return err
 		}
 		c.bequeath(p)
 		return nil
-	}}).Await(session.Grace)
+	}})
 }
 
 // If p has a signal, the method `bequeath` passes it on as soon as p's znode is deleted: at once,
@@ -426,22 +426,46 @@ func unlessChanged(err error) error {
 
 // Signal wakes the waiter that has waited longest, if any. The caller may hold c.L. It gives one
 // signal, even if its session is lost.
-func (c *Cond) Signal(ctx context.Context) (err error) {
-	defer c.wrap("signal", &err)
+func (c *Cond) Signal(ctx context.Context) error {
+	return opError("signal", c.path, c.signal(ctx, false))
+}
+
+// Broadcast wakes all waiters, and does not wait for them. The caller may hold c.L. If ctx ends
+// first, Broadcast may have woken some of them.
+func (c *Cond) Broadcast(ctx context.Context) error {
+	return opError("broadcast", c.path, c.signal(ctx, true))
+}
+
+// The method `signal` gives a signal to the first waiter, or to all that wait now (step 3).
+func (c *Cond) signal(ctx context.Context, all bool) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	for { // Step 3.
-		waiting, err := c.unwoken(ctx)
-		if err != nil || len(waiting) == 0 {
+	todo, err := c.unwoken(ctx)
+	for err == nil && len(todo) > 0 {
+		ops, n := c.mark(todo[0], ""), 1
+		for size := 0; all && n < len(todo) && size < session.MaxPacket/2; n++ {
+			ops = append(ops, c.mark(todo[n], "")...)
+			size += 2 * c.s.m.SizeOf(c.signalPath(todo[n]), nil)
+		}
+		_, err = txn.Across(ctx, c.s.m, c.line.Dir, ops)
+		switch {
+		case err == nil && all:
+			todo = todo[n:]
+			continue
+		case err == nil, unlessChanged(err) != nil:
 			return err
 		}
-		_, err = txn.Across(ctx, c.s.m, c.line.Dir, c.mark(waiting[0], ""))
-		if err == nil || unlessChanged(err) != nil {
-			return err
+		// Another client has given a signal to a waiter, or a waiter has left. Try again. A Broadcast
+		// leaves out the waiters that came later.
+		var now []lock.Child
+		now, err = c.unwoken(ctx)
+		if all {
+			now = slices.DeleteFunc(now, func(w lock.Child) bool { return !slices.Contains(todo, w) })
 		}
-		// Another signal was quicker, or the waiter has left: try the next one.
+		todo = now
 	}
+	return err
 }
 
 // The method `unwoken` passes on the signals of deleted waiters. Then it returns the waiters that
@@ -465,38 +489,6 @@ func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 		return err
 	})
 	return waiting, err
-}
-
-// Broadcast wakes all waiters, and does not wait for them. The caller may hold c.L. If ctx ends
-// first, Broadcast may have woken some of them.
-func (c *Cond) Broadcast(ctx context.Context) (err error) {
-	defer c.wrap("broadcast", &err)
-	if err := c.check(); err != nil {
-		return err
-	}
-	todo, err := c.unwoken(ctx)
-	for err == nil && len(todo) > 0 {
-		var ops []any
-		n := 0
-		for size := 0; n < len(todo) && size < session.MaxPacket/2; n++ {
-			ops = append(ops, c.mark(todo[n], "")...)
-			size += 2 * c.s.m.SizeOf(c.signalPath(todo[n]), nil)
-		}
-		err = c.s.m.During(ctx, func(inc *session.Incarnation) error { _, err := inc.Multi(ctx, ops...); return err })
-		if err == nil {
-			todo = todo[n:]
-			continue
-		}
-		if err = unlessChanged(err); err != nil {
-			break
-		}
-		// Another client has given a signal to a waiter, a waiter has left, or the transaction was
-		// applied and its reply was lost. Try again, without the waiters that came later.
-		now, e := c.unwoken(ctx)
-		err = e
-		todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(now, w) })
-	}
-	return err
 }
 
 // Contenders returns, in their order, the waiters that have no signal yet.

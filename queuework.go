@@ -123,11 +123,10 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 
 // The method `failed` settles an element after Work's function has returned the error err.
 func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
-	var permanent permanentError
 	switch n := q.cfg.MaxAttempts; {
 	case q.cfg.queueLayout != LayoutZsync:
 		return "nack", d.nack(0)
-	case errors.As(err, &permanent), n > 0 && d.Attempt >= n:
+	case errors.Is(err, errPermanent), n > 0 && d.Attempt >= n:
 		return "reject", d.Reject(ctx, err.Error())
 	}
 	b := workBackoff
@@ -144,12 +143,11 @@ func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return permanentError{err}
+	return fmt.Errorf("%w%w", err, errPermanent)
 }
 
-type permanentError struct{ error }
-
-func (e permanentError) Unwrap() error { return e.error }
+// errPermanent has no text, so that the text of Permanent(err) is that of err.
+var errPermanent = errors.New("")
 
 // A WorkDelivery is a [Delivery] without its Value, for the function that [Queue.Work] calls. If
 // the function settles it, Work does not.

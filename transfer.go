@@ -64,12 +64,10 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		dropWish(inc, wish)
 		return err
 	}
-	// If Run's function has called us, it must return before the heir can lead. So do not wait for
-	// the heir then.
-	if !within {
+	if !within { // else Run's function has called us, and must return before the heir can lead
 		err := e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) })
 		if errors.Is(err, session.ErrEnded) {
-			err = inc.Loss() // the wish has ended with the session
+			err = inc.Loss() // the wish has ended with its session
 		}
 		if err != nil {
 			dropWish(inc, wish) // this call fails, so the heir must not be preferred
@@ -101,8 +99,7 @@ func dropWish(inc *session.Incarnation, path string) {
 	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})
 }
 
-// awaitHeir waits until heir is the first in the line. The argument inc is the session that
-// made the wish.
+// awaitHeir waits until heir is the first in the line.
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
 		names, err := inc.Names(ctx, e.local.Line.Dir)
