@@ -93,10 +93,19 @@ func (c *Cond) wait(ctx context.Context) error {
 	if c.L == nil {
 		return c.check()
 	}
-	p, names, err := c.enter(ctx) // Step 1.
+	// Step 1. If it fails, L is unlocked all the same. If the session ends, the error is ErrEnded.
+	var p *lock.Claim
+	var roll *session.Roll
+	err := c.misuse()
+	if err == nil {
+		var inc *session.Incarnation
+		if inc, err = c.s.m.Incarnation(ctx); err == nil {
+			p, roll, err = c.line.Enter(ctx, inc, lock.Exclusive)
+		}
+	}
 	relock, unlocked := c.unlock(ctx)
 	if err == nil && unlocked == nil {
-		err = c.sleep(ctx, p, names)
+		err = c.sleep(ctx, p, roll.Names())
 	}
 	// If relock is nil, L may still be locked. Then the variable `unlocked` contains the error of ctx,
 	// and the cause of that error may be the loss of another lock.
@@ -123,23 +132,6 @@ func (c *Cond) wait(ctx context.Context) error {
 	}
 	c.take(ctx, p)
 	return nil
-}
-
-// The method `enter` creates a znode at the end of the line, and lists the line. The error is
-// ErrEnded if the session ends.
-func (c *Cond) enter(ctx context.Context) (*lock.Claim, []string, error) {
-	if c.misuse() != nil {
-		return nil, nil, c.misuse()
-	}
-	inc, err := c.s.m.Incarnation(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	p, roll, err := c.line.Enter(ctx, inc, lock.Exclusive)
-	if err != nil {
-		return nil, nil, err
-	}
-	return p, roll.Names(), nil
 }
 
 // The method `unlock` unlocks L, and returns the function that locks L again. The unlocking does

@@ -230,7 +230,23 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	e.mu.Unlock()
 	d := newDoCall(outer, e.s, nil, g)
 	release := func() error {
-		ended = e.leave(outer, t, d)
+		e.mu.Lock()
+		// If Resign has begun the release, complete it now, because the next leader must not begin
+		// before the function has returned.
+		finish, resigned := t.resigned, t.resigned != nil
+		if !resigned {
+			var found bool
+			if finish, found = e.local.BeginRelease(g); !found && g.Err() != nil {
+				finish = g.Release // after the loss, the next Campaign of this process has begun already
+			}
+		}
+		if e.run == t {
+			e.run = nil
+		}
+		e.mu.Unlock()
+		if ended = d.giveUp(outer, e.s.m, finish); ended == nil && resigned {
+			ended = ErrNotLocked
+		}
 		close(t.left)
 		return nil
 	}
@@ -242,30 +258,6 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	}
 	err = doHolding(ctx, e.local.key(lock.Exclusive), d, f, release)
 	return err, ended
-}
-
-// The method `leave` ends the term t, whose function has returned. If Resign has begun the release,
-// the method completes it here, because the next leader must not begin before the function has
-// returned.
-func (e *Election) leave(ctx context.Context, t *term, d *doCall) error {
-	e.mu.Lock()
-	release := t.resigned
-	resigned, found := release != nil, true
-	if !resigned {
-		release, found = e.local.BeginRelease(t.grant) // not found if Resign was called before Run called its function
-	}
-	if e.run == t {
-		e.run = nil
-	}
-	e.mu.Unlock()
-	if !found && t.grant.Err() != nil {
-		release = t.grant.Release // after the loss, the next Campaign of this process has begun already
-	}
-	err := d.giveUp(ctx, e.s.m, release)
-	if resigned && err == nil {
-		err = ErrNotLocked
-	}
-	return err
 }
 
 // Lost is [Mutex.Lost] for the present leadership.

@@ -75,14 +75,14 @@ type Membership[T any] struct {
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
 	ended   chan struct{}      // closed when run has returned
-	writing chan struct{}      // has a token during a write, so that writes are sent one after the other; see turn
+	err     error              // the reason why m could not join or stay; set before `ended` is closed
+	writing chan struct{}      // has a token during a Set, so that writes are sent one after the other
 
 	mu     sync.Mutex
 	data   []byte               // the data that the znode has or must get; guarded by mu
 	taken  []byte               // the data that the servers stored last; guarded by mu
 	inc    *session.Incarnation // the session of the znode; nil while there is no znode; guarded by mu
 	joined chan struct{}        // closed when inc is set for the first time
-	err    error                // the reason why m could not join or stay; guarded by mu
 }
 
 // Join makes the caller a member, and returns when other processes can see it. If another member
@@ -124,7 +124,7 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-m.joined:
 		return m, nil
 	case <-m.ended:
-		return nil, m.failure()
+		return nil, m.err
 	case <-ctx.Done():
 		err = session.CtxErr(ctx)
 	case <-g.s.m.Closing: // the session may live on for the functions of the program
@@ -157,13 +157,6 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 // ID returns the id that m has joined with.
 func (m *Membership[T]) ID() string { return m.id }
 
-// The method `failure` returns the reason why m has ended.
-func (m *Membership[T]) failure() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.err
-}
-
 // The method `run` keeps m in the group until m leaves or the Session is closed.
 func (m *Membership[T]) run() {
 	defer close(m.ended)
@@ -176,7 +169,7 @@ func (m *Membership[T]) run() {
 	case <-m.leaving.Done():
 	}
 	var gone *session.Deletion
-	err := m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
+	m.err = m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
 		if gone, err = m.stay(inc); gone != nil {
 			gone.Await(session.Grace)
 		}
@@ -189,11 +182,8 @@ func (m *Membership[T]) run() {
 		// this id would mistake the znode for its own.
 		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
-	m.mu.Lock()
-	m.err = err
-	m.mu.Unlock()
 	if m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
-		m.g.s.m.Log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", err)
+		m.g.s.m.Log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", m.err)
 	}
 }
 
@@ -250,28 +240,16 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		if err != nil {
 			return made.Undo, err
 		}
-		m.mu.Lock()
-		m.inc, m.taken = inc, data
-		same := slices.Equal(data, m.data)
-		m.mu.Unlock()
-		if !same { // Set was called before m.inc was set, and left the write to us
-			ctx, done, err := m.turn(m.leaving)
-			if err == nil {
-				m.mu.Lock()
-				data = m.data
-				m.mu.Unlock()
-				err = m.write(ctx, inc, data)
-			}
-			done()
-			if err != nil && !session.IsNoNode(err) {
-				m.mu.Lock()
-				m.inc = nil
-				m.mu.Unlock()
-				if errors.Is(err, session.ErrEnded) {
-					return nil, err
-				}
-				return inc.RemoveOwn(m.path), err
-			}
+		for err == nil && !m.entered(inc, &data) { // Set was called before m.inc was set, and left the write to us
+			err = inc.SetOwn(m.leaving, m.path, data)
+		}
+		switch {
+		case session.IsNoNode(err): // another client has deleted the znode
+			continue
+		case errors.Is(err, session.ErrEnded):
+			return nil, err
+		case err != nil:
+			return inc.RemoveOwn(m.path), err
 		}
 		select {
 		case <-m.joined:
@@ -283,35 +261,18 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 	}
 }
 
-// The method `turn` waits until no other goroutine writes the znode. The caller then writes it with
-// the new context, and calls `done`.
-func (m *Membership[T]) turn(ctx context.Context) (_ context.Context, done func(), err error) {
-	// When m leaves, a write must not follow, because the next member with the same id may have
-	// its znode already.
-	ctx, stop := context.WithCancel(ctx)
-	stay := context.AfterFunc(m.leaving, stop)
-	rest := func() { stay(); stop() }
-	select {
-	case m.writing <- struct{}{}:
-		done = func() { <-m.writing; rest() }
-	case <-ctx.Done():
-		done = rest
+// The method `entered` is called when the znode in inc's session has *data. If Set has replaced the
+// data since, the method sets *data and returns false. Otherwise, later calls of Set write.
+func (m *Membership[T]) entered(inc *session.Incarnation, data *[]byte) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.taken = *data
+	if !slices.Equal(m.taken, m.data) {
+		*data = m.data
+		return false
 	}
-	if ctx.Err() != nil {
-		err = session.CtxErr(ctx)
-	}
-	return ctx, done, err
-}
-
-// The method `write` stores data in the znode. The caller has called `turn`.
-func (m *Membership[T]) write(ctx context.Context, inc *session.Incarnation, data []byte) error {
-	err := inc.SetOwn(ctx, m.path, data) // NoNode if the znode now belongs to another session
-	if err == nil {
-		m.mu.Lock()
-		m.taken = data
-		m.mu.Unlock()
-	}
-	return err
+	m.inc = inc
+	return true
 }
 
 // Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
@@ -329,11 +290,18 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 	case m.leaving.Err() != nil:
 		return ErrNotLocked
 	case session.IsClosed(m.ended):
-		return m.failure()
+		return m.err
 	}
-	writing, done, err := m.turn(ctx)
-	defer done()
-	if err == nil {
+	// When m leaves, a write must not follow, because the next member with the same id may have its
+	// znode already.
+	writing, stop := m.g.s.m.Until(ctx, m.leaving.Done())
+	defer stop()
+	select {
+	case m.writing <- struct{}{}:
+		defer func() { <-m.writing }()
+	case <-writing.Done():
+	}
+	if err = session.CtxErr(writing); err == nil {
 		// Each Set stores its own data, in its turn. If a Set stored the data of another Set, it would
 		// return the refusal of those data.
 		m.mu.Lock()
@@ -343,11 +311,15 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 		if inc == nil {
 			return nil // the method `enter` stores the data: in the request that creates the znode, or by a later write
 		}
-		err = m.write(writing, inc, data)
+		err = inc.SetOwn(writing, m.path, data) // NoNode if the znode now belongs to another session
 	}
 	switch {
-	case err == nil, errors.Is(err, session.ErrEnded), session.IsNoNode(err):
-		return nil // the data are stored, or the next znode is created with them
+	case err == nil:
+		m.mu.Lock()
+		m.taken = data
+		m.mu.Unlock()
+	case errors.Is(err, session.ErrEnded), session.IsNoNode(err):
+		return nil // the next znode is created with the data
 	case ctx.Err() == nil && m.leaving.Err() != nil:
 		return ErrNotLocked
 	case session.OutcomeOf(err) == session.Answered:

@@ -319,17 +319,13 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 	if err != nil {
 		return opError("clear", m.path, err)
 	}
-	for batch := range slices.Chunk(names, clearBatch(m.dir())) {
+	most := max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(m.dir())+64))) // as many as one transaction can always delete
+	for batch := range slices.Chunk(names, most) {
 		if err := m.deleteAll(ctx, batch); err != nil {
 			return opError("clear", m.path, err)
 		}
 	}
 	return nil
-}
-
-// clearBatch returns a number of keys that one transaction can always delete.
-func clearBatch(dir string) int {
-	return max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(dir)+64)))
 }
 
 // deleteAll deletes keys in one transaction. If one of the keys does not exist, or is the parent of

@@ -196,7 +196,7 @@ func (r *partitioning) run(outer context.Context) (err error) {
 			}
 		case <-r.me.ended:
 			open = false
-			report(r.me.failure()) // return, because the plan would give all our shards to others
+			report(r.me.err) // return, because the plan would give all our shards to others
 		}
 		if open && r.wants != nil && (r.told == nil || !maps.Equal(spread.Balance(r.told, r.wants), r.told)) {
 			if e := r.replan(ctx); e != nil && ctx.Err() == nil {
