@@ -54,19 +54,3 @@ func decoded[T any](c Codec, data []byte) (T, error) {
 	}
 	return v, err
 }
-
-// The function `encoded` returns the stored form of v. It returns an error if the znode `at` cannot
-// store that form, or if a request with that form and `extra` more bytes would be too large.
-func encoded[T any](m *session.Manager, c Codec, v T, at session.Stored, extra int) ([]byte, error) {
-	data, err := codec.Encode(c, v)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode a %T: %w", v, err)
-	}
-	if err := at.Check(data); err != nil {
-		return nil, err
-	}
-	if m.SizeOf(at.Path, data)+extra > session.MaxPacket {
-		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
-	}
-	return data, nil
-}

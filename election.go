@@ -125,8 +125,13 @@ func (e *Election) Campaign(ctx context.Context) error {
 // result is the context for the leadership.
 func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
 	ctx, g, err := e.acquire(ctx, &e.local, lock.Exclusive, run)
-	if err == nil {
-		e.fulfil(g.Claim.Incarnation)
+	if err == nil { // e has read the wishes that name it when its turn came, and they are fulfilled now
+		e.mu.Lock()
+		for _, name := range e.wishes {
+			dropWish(g.Claim.Incarnation, session.ChildPath(e.local.Line.Dir, name))
+		}
+		e.wishes = nil
+		e.mu.Unlock()
 	}
 	return ctx, g, err
 }
@@ -340,7 +345,7 @@ func (e *Election) follow(ctx context.Context, inc *session.Incarnation, out cha
 				if err != nil {
 					return err
 				}
-				sent, err := session.Offer(ctx, inc, w, out, contenderOf(first, session.Node{Data: data, Stat: stat}, ModeExclusive, true))
+				sent, err := session.Offer(ctx, out, contenderOf(first, session.Node{Data: data, Stat: stat}, ModeExclusive, true), w.Fired, inc.Ctx.Done())
 				if sent {
 					*told = first
 				}

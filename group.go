@@ -402,12 +402,12 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 // than the servers answer.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	return watching(ctx, &g.made, func(ctx context.Context, out chan<- []Member[T]) error {
-		return g.s.m.FollowDir(ctx, g.dir(), false, offering(ctx, out, func(nodes map[string]session.Node) []Member[T] {
+		return g.s.m.FollowDir(ctx, g.dir(), false, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
 				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)
 			}
-			return members
-		}))
+			return session.Offer(ctx, out, members, changed, lost)
+		})
 	})
 }

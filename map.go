@@ -467,20 +467,17 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 // or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	return watching(ctx, &m.made, func(ctx context.Context, out chan<- map[string]V) error {
-		return m.s.m.FollowDir(ctx, m.dir(), true, offering(ctx, out, m.contents))
+		return m.s.m.FollowDir(ctx, m.dir(), true, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+			all := make(map[string]V, len(nodes))
+			for key, n := range keyed(nodes) {
+				v, err := decoded[V](m.codec, n.Data)
+				if err != nil {
+					m.s.m.Log.Error("zsync: cannot watch a value", "path", m.path, "key", key, "err", err)
+					continue
+				}
+				all[key] = v
+			}
+			return session.Offer(ctx, out, all, changed, lost)
+		})
 	})
-}
-
-// The method `contents` decodes the values of a snapshot.
-func (m *Map[V]) contents(nodes map[string]session.Node) map[string]V {
-	all := make(map[string]V, len(nodes))
-	for key, n := range keyed(nodes) {
-		v, err := decoded[V](m.codec, n.Data)
-		if err != nil {
-			m.s.m.Log.Error("zsync: cannot watch a value", "path", m.path, "key", key, "err", err)
-			continue
-		}
-		all[key] = v
-	}
-	return all
 }

@@ -285,20 +285,3 @@ func watching[T any](ctx context.Context, m *made, f func(ctx context.Context, o
 	})
 	return out
 }
-
-// The function `offering` returns a callback for FollowDir, which sends each snapshot on the
-// channel `out`, in the form that `of` returns.
-func offering[T any](ctx context.Context, out chan<- T, of func(map[string]session.Node) T) func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
-	return func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
-		select {
-		case out <- of(nodes):
-			return true, nil
-		case <-changed:
-			return false, nil // the reader gets the newer state
-		case <-lost:
-			return false, nil // or the reader gets this state after FollowDir has confirmed it
-		case <-ctx.Done():
-			return false, session.CtxErr(ctx)
-		}
-	}
-}

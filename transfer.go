@@ -83,17 +83,6 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 	return nil
 }
 
-// The method `fulfil` deletes the wishes that name e as the heir, because e leads now. It deletes
-// those that e read when e's turn came.
-func (e *Election) fulfil(inc *session.Incarnation) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, name := range e.wishes {
-		dropWish(inc, session.ChildPath(e.local.Line.Dir, name))
-	}
-	e.wishes = nil
-}
-
 // dropWish deletes a wish in the background. Until the deletion, the wish blocks no candidate.
 func dropWish(inc *session.Incarnation, path string) {
 	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})

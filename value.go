@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/marks"
@@ -140,11 +141,21 @@ func (v *Value[T]) decode(n session.Node) (x T, err error) {
 // The method `encode` returns the stored form of x. It returns an error if that form cannot be
 // stored, or does not fit into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
-	extra := 2*v.s.m.SizeOf(v.receipts, nil) + 256
-	if v.at.Dir != "" {
-		extra += v.s.m.SizeOf(v.at.Dir, nil) + 256
+	data, err := codec.Encode(v.codec, x)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
 	}
-	return encoded(v.s.m, v.codec, x, v.at, extra)
+	if err := v.at.Check(data); err != nil {
+		return nil, err
+	}
+	size := v.s.m.SizeOf(v.at.Path, data) + 2*v.s.m.SizeOf(v.receipts, nil) + 256
+	if v.at.Dir != "" {
+		size += v.s.m.SizeOf(v.at.Dir, nil) + 256
+	}
+	if size > session.MaxPacket {
+		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
+	}
+	return data, nil
 }
 
 // Store stores x.
@@ -342,7 +353,7 @@ func (v *Value[T]) follow(ctx context.Context, inc *session.Incarnation, out cha
 			*told = version
 			return nil
 		}
-		sent, err := session.Offer(ctx, inc, change, out, x)
+		sent, err := session.Offer(ctx, out, x, change.Fired, inc.Ctx.Done())
 		if sent {
 			*told = version
 		}

@@ -78,18 +78,18 @@ func (inc *Incarnation) Follow(ctx context.Context, path string, f func(n Node, 
 	}
 }
 
-// Offer sends v on the channel `out`, and reports whether a reader has received it. If w fires
-// first, v is out of date, and Offer returns false.
-func Offer[T any](ctx context.Context, inc *Incarnation, w *conn.Watch, out chan<- T, v T) (sent bool, err error) {
+// Offer sends v on the channel `out`, and reports whether a reader has received it. If `changed` or
+// `lost` is ready first, v is out of date, and Offer returns false.
+func Offer[T any](ctx context.Context, out chan<- T, v T, changed, lost <-chan struct{}) (sent bool, err error) {
 	select {
 	case out <- v:
 		return true, nil
-	case <-w.Fired:
+	case <-changed:
+		return false, nil
+	case <-lost:
 		return false, nil
 	case <-ctx.Done():
 		return false, CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return false, ErrEnded
 	}
 }
 
