@@ -113,19 +113,12 @@ func (c *Cond) wait(ctx context.Context) error {
 		err = unlocked
 	}
 	if err != nil && !errors.Is(err, session.ErrEnded) {
-		// A signal may reach us at this instant, but leaving is still right. A signal is created only
-		// while our znode exists, and only the deletion of both at once takes the signal. So when our
-		// znode is deleted alone, either no signal was created, or our signal remains without its
-		// waiter. The first client that deletes such a signal passes it on in the same transaction.
-		c.leave(p)
+		c.leave(p) // even if a signal reaches us at this instant
 		return err
 	}
 	// We have a signal, or the session has ended, or L was lost. If L was lost, another process
 	// may have held L before we entered the line, and we may have missed its signal. In all these
 	// cases, the caller checks the condition again.
-	//
-	// We take the signal only when we hold L. If our process crashes before that, or ctx ends, the
-	// signal is passed on.
 	if err := relock(ctx); err != nil {
 		c.leave(p)
 		return err
@@ -232,9 +225,9 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	}
 }
 
-// The method `leave` deletes p's znode, but takes no signal. If p has a signal, it remains
-// without its waiter and must be passed on. We do that if we can. If we cannot, the waiter
-// behind us does it.
+// The method `leave` deletes p's znode, but takes no signal. If p has a signal, or gets one at this
+// instant, it remains without its waiter and must be passed on. We do that if we can. If we cannot,
+// the waiter behind us does it.
 func (c *Cond) leave(p *lock.Claim) {
 	if p != nil {
 		c.remove(p, false).Await(session.Grace)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -61,10 +62,10 @@ type Election struct {
 	made
 	local localLock
 	id    []byte
+	known atomic.Value // the name of the leader's znode at the last call of Leader
 
 	mu     sync.Mutex
 	run    *term    // the leadership in which Run last called its function; guarded by mu
-	known  string   // the leader's znode at the last call of Leader; guarded by mu
 	wishes []string // names of the wishes for e, read when e's turn came; guarded by mu
 }
 
@@ -291,9 +292,7 @@ func (e *Election) Leader(ctx context.Context) (c Contender, err error) {
 		return c, e.misuse()
 	}
 	err = e.s.m.During(ctx, func(inc *session.Incarnation) error {
-		e.mu.Lock()
-		known := e.known
-		e.mu.Unlock()
+		known, _ := e.known.Load().(string)
 		name, n, err := e.local.Line.ReadFirst(ctx, inc, known)
 		switch {
 		case err != nil:
@@ -301,9 +300,8 @@ func (e *Election) Leader(ctx context.Context) (c Contender, err error) {
 		case name == "":
 			return ErrNoLeader
 		}
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		c, e.known = contenderOf(name, n, ModeExclusive, true), name
+		e.known.Store(name)
+		c = contenderOf(name, n, ModeExclusive, true)
 		return nil
 	})
 	return c, err

@@ -335,12 +335,9 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 // continues in the background. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
-	session.AwaitFor(m.ended, leaveLimit)
+	session.AwaitFor(m.ended, 400*time.Millisecond)
 	return nil
 }
-
-// leaveLimit is the longest time for which a release waits for servers that do not answer.
-const leaveLimit = 400 * time.Millisecond
 
 // Members returns the members in the order of their ids. The list is at least as new as the call.
 // If an info cannot be decoded, an error names its member.

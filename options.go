@@ -22,11 +22,15 @@ import (
 type Option func(*setup)
 
 func newConfig(opts []Option) (setup, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
 	c := setup{Config: &session.Config{
 		Timeout:      10 * time.Second,
 		ACL:          zk.WorldACL(zk.PermAll),
 		Log:          slog.New(warnings{slog.Default().Handler()}),
-		Owner:        defaultOwner(),
+		Owner:        fmt.Sprintf("%s:%d", host, os.Getpid()),
 		Lost:         lostError,
 		Reason:       lossWord,
 		CloseTimeout: -1, // the session timeout
@@ -63,14 +67,6 @@ const maxOwner = 4096
 
 // maxAuth is the largest number of bytes of credentials, which are sent on every connection.
 const maxAuth = 64 << 10
-
-func defaultOwner() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return fmt.Sprintf("%s:%d", host, os.Getpid())
-}
 
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may grant
 // another ([Session.Timeout]). Waiters wait that long after a holder dies, and a disconnected

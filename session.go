@@ -228,12 +228,6 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 	return hosts, chroot, nil
 }
 
-// isIP reports whether name is an IP address, with or without a zone, as in fe80::1%eth0.
-func isIP(name string) bool {
-	_, err := netip.ParseAddr(name)
-	return err == nil
-}
-
 // hostPort adds the default port to host if host has no port.
 func hostPort(host string) (string, error) {
 	if host == "" {
@@ -248,8 +242,9 @@ func hostPort(host string) (string, error) {
 	}
 	name, port, err := net.SplitHostPort(full)
 	n, portErr := strconv.ParseUint(port, 10, 16)
+	_, notIP := netip.ParseAddr(name) // an IP address may have a zone, as in fe80::1%eth0
 	switch {
-	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && !isIP(name):
+	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && notIP != nil:
 		return "", session.Invalid("server %q is not host:port", host)
 	case name == "":
 		return "", session.Invalid("server %q has no name; want host:port", host)
