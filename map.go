@@ -156,13 +156,7 @@ func (m *Map[V]) deletion(path string, version int32) (ops []any) {
 
 // LoadAndDelete deletes key and returns its value, or its decoding error.
 func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
-	var was session.Node
-	err = m.change(ctx, key, func(path string, n session.Node) []any {
-		if was = n; n.Stat == nil {
-			return nil
-		}
-		return m.deletion(path, n.Stat.Version)
-	})
+	was, err := m.change(ctx, key, func(path string, now *zk.Stat) []any { return m.deletion(path, now.Version) })
 	return m.former("loadanddelete", key, was, err)
 }
 
@@ -171,12 +165,7 @@ func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded 
 	var was session.Node
 	e, data, err := m.encode(ctx, key, v)
 	for err == nil {
-		err = m.change(ctx, key, func(path string, n session.Node) []any {
-			if was = n; n.Stat == nil {
-				return nil
-			}
-			return session.SwapOps(path, data, n.Stat.Version)
-		})
+		was, err = m.change(ctx, key, func(path string, now *zk.Stat) []any { return session.SwapOps(path, data, now.Version) })
 		if err != nil || was.Stat != nil {
 			break
 		}
@@ -220,18 +209,19 @@ func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) 
 	})
 }
 
-func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops func(path string) []any) (done bool, err error) {
-	err = m.change(ctx, key, func(path string, n session.Node) []any {
-		if done = n.Stat != nil && versionOf(n.Stat) == old; !done {
+func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops func(path string) []any) (bool, error) {
+	was, err := m.change(ctx, key, func(path string, now *zk.Stat) []any {
+		if versionOf(now) != old {
 			return nil
 		}
 		return ops(path)
 	})
-	return done && err == nil, m.fail(op, key, err)
+	return err == nil && was.Stat != nil && versionOf(was.Stat) == old, m.fail(op, key, err)
 }
 
-// The method `change` reads key, and calls ops with the result. It applies the operations that ops
-// returns, if key is still unchanged. If another process has changed key, `change` starts again.
+// The method `change` reads key and, if it exists, calls ops with its Stat. It applies the operations
+// that ops returns, if key is still unchanged. If another process has changed key, `change` starts
+// again. It returns the state of key before the change.
 //
 // ZooKeeper compares the counter of the key's znode. This counter starts again if the znode is
 // deleted and created again. So the transaction also checks that no key of the map was deleted
@@ -239,29 +229,29 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 // reads this version before the key. If no key was deleted, the key's znode is still the same, and
 // its counter is exact. The map's znode must not be a container, because the servers remove an
 // empty container.
-func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n session.Node) []any) error {
+func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, now *zk.Stat) []any) (was session.Node, err error) {
 	e, err := m.entry(ctx, key)
 	if err != nil {
-		return err
+		return was, err
 	}
 	for {
-		dir, n, err := m.readGuarded(ctx, e.at)
-		if err != nil {
-			return err
+		dir, was, err := m.readGuarded(ctx, e.at)
+		if err != nil || was.Stat == nil {
+			return was, err
 		}
-		all := ops(e.at.Path, n)
+		all := ops(e.at.Path, was.Stat)
 		if all == nil {
-			return nil
+			return was, nil
 		}
 		if dir.Version == -1 { // in a request, -1 would mean any version
 			if _, err := txn.Across(ctx, m.s.m, m.receipts(), []any{m.counting()}); err != nil && !session.IsNoNode(err) {
-				return err
+				return was, err
 			}
 			continue
 		}
 		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: dir.Version}}, all...)
 		if err = e.commit(ctx, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
-			return err
+			return was, err
 		}
 	}
 }
