@@ -508,6 +508,37 @@ func TestSetAndLeaveOfAMemberWhoseZnodeAnotherHasWritten(t *testing.T) {
 	})
 }
 
+func TestASetWhileItsMemberJoinsAgainIsStored(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "1")
+		must(t, err)
+		creating := make(chan struct{})
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate && r.Path == "/g/id" {
+				close(creating)
+				return zktest.Delay(100 * time.Millisecond)
+			}
+			return zktest.Pass
+		})
+		srv.Expire(s.ID())
+		<-creating
+		for _, info := range []string{"2", "3"} {
+			begun := time.Now()
+			must(t, m.Set(t.Context(), info))
+			if d := time.Since(begun); d > 0 {
+				t.Errorf("Set took %v between two sessions", d)
+			}
+		}
+		time.Sleep(time.Second)
+		members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+		must(t, err)
+		if got := rollCall(members); got != "id=3" {
+			t.Errorf("the members are %q, want id=3", got)
+		}
+	})
+}
+
 func TestASetIsNotRefusedBecauseTheServersRefuseALaterOne(t *testing.T) {
 	for _, gap := range []time.Duration{time.Millisecond, 150 * time.Millisecond} { // B comes while A waits for its turn, and while A is on its way
 		bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -670,6 +670,40 @@ func TestLockAllTakesAgainWhatWasLostWhileItWaited(t *testing.T) {
 	})
 }
 
+// A foreignLocker is a locker of another package, which can be lost.
+type foreignLocker struct {
+	localLocker
+	path string
+	lost chan struct{}
+}
+
+func (l *foreignLocker) Path() string          { return l.path }
+func (l *foreignLocker) Lost() <-chan struct{} { return l.lost }
+
+func TestLockAllTakesAgainAForeignLockerThatWasLostWhileItWaited(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		b, blocker := zsync.NewMutex(open(t, srv), "/b"), zsync.NewMutex(open(t, srv), "/b")
+		must(t, blocker.Lock(t.Context()))
+		first := &foreignLocker{make(localLocker, 1), "/a", make(chan struct{})}
+		var held context.Context
+		var unlock func() error
+		got := async(func() (err error) { held, unlock, err = zsync.LockAllContext(t.Context(), b, first); return err })
+		pendingStill(t, got)
+		lost := first.lost
+		first.lost = make(chan struct{}) // of its next hold
+		close(lost)
+		pendingStill(t, got)
+		must(t, blocker.Unlock())
+		must(t, <-got)
+		must(t, held.Err())
+		close(first.lost)
+		<-held.Done()
+		wantErr(t, context.Cause(held), zsync.ErrLost)
+		must(t, unlock())
+		must(t, first.Lock(t.Context()))
+	})
+}
+
 // A function that gives up because its context has ended is not kept waiting by
 // servers that do not answer.
 func TestDoAndRunEndWithTheirContextThoughTheServersAreSilent(t *testing.T) {

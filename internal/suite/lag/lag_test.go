@@ -14,6 +14,7 @@ import (
 // Whoever asks a server that lags must not be answered from the past: each of
 // these is asked, through such a server, after a change that has returned.
 func TestNothingIsAnsweredFromThePast(t *testing.T) {
+	var stored zsync.Version
 	for _, c := range []struct {
 		name   string
 		change func(t *testing.T, s *zsync.Session)
@@ -222,6 +223,24 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 		func(t *testing.T, s *zsync.Session) {
 			if x, err := zsync.NewInt64(s, "/p").Load(t.Context()); err != nil || x != 7 {
 				t.Errorf("Load = %v, %v", x, err)
+			}
+		},
+	}, {
+		"Value.CompareAndSwap after Store",
+		func(t *testing.T, s *zsync.Session) {
+			v := zsync.NewValue[int](s, "/p")
+			harness.Must(t, v.Store(t.Context(), 7))
+			var err error
+			_, stored, err = v.Load(t.Context())
+			harness.Must(t, err)
+		},
+		func(t *testing.T, s *zsync.Session) {
+			v := zsync.NewValue[int](s, "/p")
+			if ok, err := v.CompareAndSwap(t.Context(), stored, 8); err != nil || !ok {
+				t.Errorf("CompareAndSwap = %v, %v", ok, err)
+			}
+			if ok, err := v.CompareAndSwap(t.Context(), stored, 9); err != nil || ok {
+				t.Errorf("CompareAndSwap of what was = %v, %v", ok, err)
 			}
 		},
 	}, {
