@@ -41,8 +41,7 @@ type claimant struct {
 	users   int                        // callers of `enlist` that have not called `leave` yet; guarded by mu
 	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
-	known   map[string]*lot            // for each bucket in `items`, and for others, the board as the claimant wrote it last; guarded by mu
-	past    map[string]spans           // by bucket: settled numbers that are still in the claimant's line; guarded by mu
+	known   map[string]*lot            // the buckets as the claimant wrote them last; guarded by mu
 	returns []*entry                   // entries that return items; guarded by mu
 	posting bool                       // set while a goroutine writes the `returns`; guarded by mu
 	queue   []*entry                   // entries for deletions; guarded by mu
@@ -79,7 +78,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c := &claimant{
 		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), past: make(map[string]spans), known: make(map[string]*lot),
+		items: make(map[string]map[int32]*item), known: make(map[string]*lot),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	q.claimant = c
@@ -310,7 +309,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok b
 	for i, n := range nodes {
 		switch it := claimed[i]; {
 		case n.Stat == nil:
-			c.dropLocked(it, true)
+			c.dropLocked(it)
 		case hidden(n):
 			c.enterLocked(it, entry{fate: Return})
 			defer c.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
@@ -350,18 +349,25 @@ func (c *claimant) outdated(t *lot, es []*element) bool {
 	if k := c.known[t.name]; k != nil && k.version > t.version {
 		return true
 	}
-	return slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil || c.past[t.name].has(e.seq) })
+	return slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil })
 }
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
-// claimant's new line. That line does not have the numbers that the claimant has settled, and the new
-// board lists them as gone.
+// claimant's new line. The numbers in the old line that have no item are settled: the new board lists
+// them as gone.
 func (c *claimant) next(t *lot) *board {
 	next := t.next()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	next.forget(c.past[t.name])
-	var claimed, hand []int32
+	var claimed, hand, settled []int32
+	for _, x := range next.lines[c.mark].claimed {
+		for n := int64(x.a); n <= int64(min(x.b, t.last)); n++ {
+			if c.items[t.name][int32(n)] == nil {
+				settled = append(settled, int32(n))
+			}
+		}
+	}
+	next.forget(spansOf(settled))
 	for n, it := range c.items[t.name] {
 		if it.back { // this write returns the item
 			continue
@@ -376,19 +382,15 @@ func (c *claimant) next(t *lot) *board {
 
 // wroteLocked records that the claimant has written the board of `t`.
 func (c *claimant) wroteLocked(t *lot) {
-	c.known[t.name] = &lot{bucket: t.bucket, czxid: t.czxid, version: t.version, board: t.board}
-	var left []int32 // settled since the call of `next`
-	for _, x := range c.past[t.name] {
-		for n := int64(x.a); n <= int64(x.b); n++ {
-			if !t.board.gone.has(int32(n)) {
-				left = append(left, int32(n))
-			}
-		}
+	if len(c.known) > maxKnown {
+		clear(c.known)
 	}
-	if c.past[t.name] = spansOf(left); left == nil {
-		delete(c.past, t.name)
-	}
+	c.known[t.name] = &lot{bucket: t.bucket, czxid: t.czxid, version: t.version, board: t.board, last: t.last}
 }
+
+// maxKnown is the largest number of buckets in `known`. The claimant never writes the boards of most
+// of them again, because clients delete empty buckets.
+const maxKnown = 1000
 
 // The method `write` stores a board in its bucket if the bucket still has the given version. It
 // also creates the mark if the claimant has none yet. If another client has written or deleted the
@@ -401,17 +403,12 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	if len(data) > session.MaxPacket/2 {
 		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", bucket, len(data), session.ErrTooLarge)
 	}
-	var late *zk.Stat
 	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
 	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
 		n, err := c.look(session.Finishing, path)
-		late = n.Stat
 		is, want := parseBoard(n.Data).lines[c.mark], next.lines[c.mark]
-		return late != nil && slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
+		return n.Stat != nil && slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
-	if err == nil && rs == nil {
-		rs = []zk.MultiResponse{{Stat: late}}
-	}
 	return rs, err
 }
 
@@ -673,7 +670,7 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 		}
 		if err == nil {
 			back = append(back, e.item)
-			c.dropLocked(e.item, false)
+			c.dropLocked(e.item)
 		}
 		e.close(err)
 	}
@@ -681,19 +678,11 @@ func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
 	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
 }
 
-// dropLocked removes an item from the claimed items. The argument `gone` is true if the element was
-// deleted. Then the claimant's line has the element's number until the claimant writes the board
-// again.
-func (c *claimant) dropLocked(it *item, gone bool) {
+// dropLocked removes an item from the claimed items. If the element was deleted, the claimant's line
+// has its number until the claimant writes the board again.
+func (c *claimant) dropLocked(it *item) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)
-	}
-	if max(len(c.past), len(c.known)) > maxPast {
-		clear(c.past)
-		clear(c.known)
-	}
-	if gone {
-		c.past[it.bucket] = c.past[it.bucket].union(only(it.seq))
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
 	if c.q.Skips.Skipped(bellName, -1) {
@@ -710,12 +699,6 @@ func (c *claimant) dropLocked(it *item, gone bool) {
 	}
 	c.restLocked()
 }
-
-// maxPast is the largest number of buckets in `past` and in `known`. The claimant never writes the
-// boards of most of them again, because clients delete empty buckets. If it forgets a settled number
-// and then writes the board, the number becomes free there. A consumer that remembers a listing with
-// the deleted element then claims the number, and `obtain` drops it.
-const maxPast = 1000
 
 // The method `stands` returns true if the session is confirmed. Then every claim of the claimant is
 // valid. While the claimant has items, its stake keeps the session confirmed.

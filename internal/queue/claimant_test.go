@@ -67,16 +67,16 @@ func TestAClaimantForgetsBucketsAndDeliversEachElementOnce(t *testing.T) {
 		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
 		c := it.c
 		c.mu.Lock()
-		for i := range 3 * maxPast {
-			c.dropLocked(&item{element: &element{bucket: "b-00000-" + strconv.Itoa(i)}, c: c}, true)
+		for i := range 3 * maxKnown {
+			c.wroteLocked(&lot{bucket: bucket{name: "b-00000-" + strconv.Itoa(i)}})
 		}
-		forgotten := !c.past[it.bucket].has(it.seq)
-		n := len(c.past)
+		forgotten := c.known[it.bucket] == nil
+		n := len(c.known)
 		c.mu.Unlock()
-		if string(peeked.Data) != "a" || !forgotten || n > maxPast+1 {
-			t.Fatalf("peeked %q; a settled number is forgotten: %v; %d buckets are remembered", peeked.Data, forgotten, n)
+		if string(peeked.Data) != "a" || !forgotten || n > maxKnown+1 {
+			t.Fatalf("peeked %q; the bucket is forgotten: %v; %d buckets are remembered", peeked.Data, forgotten, n)
 		}
-		harness.Must(t, receive(t, q).Settle(t.Context(), Settlement{Fate: Remove})) // b, and the board loses the number of a
+		harness.Must(t, receive(t, q).Settle(t.Context(), Settlement{Fate: Remove})) // b, in the bucket that q has forgotten
 		wantTake(t, other, "c", 0)
 		wantTake(t, q, "d", 0)
 		for _, q := range []*core{q, other} {

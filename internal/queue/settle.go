@@ -353,7 +353,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	c.mu.Lock()
 	for _, e := range es {
 		c.leaveLocked(e.item)
-		c.dropLocked(e.item, true)
+		c.dropLocked(e.item)
 		e.close(nil)
 	}
 	c.mu.Unlock()
@@ -374,7 +374,7 @@ func (c *claimant) refuse(e *entry, err error) {
 	switch {
 	case missing:
 		c.leaveLocked(e.item)
-		c.dropLocked(e.item, true)
+		c.dropLocked(e.item)
 		e.close(c.inc.Deleted())
 	case e.with != nil:
 		e.item.final = nil
