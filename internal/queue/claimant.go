@@ -39,7 +39,7 @@ type claimant struct {
 	version int32                      // version of the mark; guarded by mu
 	ended   bool                       // the claimant must claim nothing more; guarded by mu
 	users   int                        // callers of `enlist` that have not called `leave` yet; guarded by mu
-	timer   *time.Timer                // ends the claimant if it stays unused; guarded by mu
+	timer   *time.Timer                // calls `rest` when the claimant was unused for the time whenIdle; guarded by mu
 	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
 	known   map[string]*lot            // the buckets as the claimant wrote them last; guarded by mu
 	returns []*entry                   // entries that return items; guarded by mu
@@ -51,6 +51,9 @@ type claimant struct {
 
 	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
 }
+
+// whenIdle is the time after which a claimant without users and items ends.
+const whenIdle = 10 * time.Second
 
 // The method `mark` returns the name of the newest claimant's mark, or "" if that claimant's claims
 // are lost.
@@ -81,19 +84,13 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		items: make(map[string]map[int32]*item), known: make(map[string]*lot),
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
+	c.timer = time.AfterFunc(whenIdle, c.rest)
 	q.claimant = c
 	unhook := inc.Ended.AfterFunc(func(cause error) { c.lose(inc.EndError(cause)) })
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		// Before the channel `leaving` is closed, Close waits for the program's functions, which
-		// still settle their elements.
-		select {
-		case <-c.held.Done():
-		case <-leaving:
-			c.end()
-		}
-		c.finish()
+		c.finish(leaving)
 	})
 	return c, nil
 }
@@ -105,64 +102,47 @@ func (c *claimant) use() bool {
 	if c.ended || c.held.Err() != nil {
 		return false
 	}
-	if c.users++; c.timer != nil {
-		c.timer.Stop()
-		c.timer = nil
-	}
+	c.users++
 	return true
 }
 
-// The method `leave` removes a user. If the claimant then has neither users nor items for the time
-// whenIdle, it ends and deletes its mark.
+// The method `leave` removes a user.
 func (c *claimant) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.users--
-	c.restLocked()
+	c.timer.Reset(whenIdle)
 }
 
-func (c *claimant) restLocked() {
-	if c.users > 0 || len(c.items) > 0 || c.timer != nil || c.ended {
-		return
-	}
-	var t *time.Timer
-	t = time.AfterFunc(whenIdle, func() {
-		c.mu.Lock()
-		rests := c.timer == t && c.users == 0 && len(c.items) == 0
-		c.ended = c.ended || rests
-		c.mu.Unlock()
-		if rests {
-			c.lose(errRested)
-		}
-	})
-	c.timer = t
-}
-
-var errRested = errors.New("zsync: BUG: the mark is deleted as nothing is claimed")
-
-// The method `end` returns to the queue the elements in hand, and prevents further claims. The pumps
-// return the other elements.
-func (c *claimant) end() {
+// The method `rest` ends a claimant that has neither users nor items, so that its mark is deleted: a
+// program can use any number of queues in one session.
+func (c *claimant) rest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ended = true
-	for _, items := range c.items {
-		for _, it := range items {
-			if it.final == nil && it.inHand {
-				it.lost = c.inc.EndError(session.ErrClosed)
-				c.enterLocked(it, entry{fate: Return, bump: true})
-			}
-		}
+	if c.users == 0 && len(c.items) == 0 {
+		c.ended = true
+		c.lose(nil)
 	}
 }
 
-// The method `finish` ends the claimant. If the Session is being closed, `finish` first waits until
-// the claimant has no items. Then it closes all entries with the error of the loss, and deletes the
-// mark.
-func (c *claimant) finish() {
-	loss := context.Cause(c.held)
-	if loss == nil { // the Session is being closed
+// The method `finish` waits until the claims are lost. If the Session begins to close before that,
+// `finish` returns to the queue the elements in hand, and waits until the claimant has no items: the
+// pumps return the other elements. Then `finish` closes all entries with the error of the loss, and
+// deletes the mark.
+func (c *claimant) finish(leaving <-chan struct{}) {
+	select {
+	case <-c.held.Done():
+	case <-leaving: // until now, Close has waited for the program's functions, which still settle their elements
 		c.mu.Lock()
+		c.ended = true
+		for _, items := range c.items {
+			for _, it := range items {
+				if it.final == nil && it.inHand {
+					it.lost = c.inc.EndError(session.ErrClosed)
+					c.enterLocked(it, entry{fate: Return, bump: true})
+				}
+			}
+		}
 		empty := session.ClosedChan
 		if len(c.items) > 0 {
 			empty = make(chan struct{})
@@ -175,13 +155,14 @@ func (c *claimant) finish() {
 		case <-c.q.m.Over:
 		}
 		c.lose(c.inc.EndError(session.ErrClosed))
-		loss = context.Cause(c.held)
 	}
+	loss := context.Cause(c.held)
 	c.turn <- struct{}{} // a write of a board may still be under way
 	left := c.watch.Drop()
 	<-c.turn
 	c.mu.Lock()
 	c.ended = true
+	c.timer.Stop()
 	made := c.made
 	c.stake.Drop()
 	var lost []*item
@@ -197,7 +178,7 @@ func (c *claimant) finish() {
 	c.returns, c.queue = nil, nil
 	c.mu.Unlock()
 	if c.q.trace != nil && len(lost) > 0 {
-		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, lost), cmp.Or(loss, session.ErrClosed)))
+		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, lost), loss))
 	}
 	if made && c.inc.Ctx.Err() == nil {
 		c.inc.Delete(&session.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
@@ -216,10 +197,10 @@ func (c *claimant) lost() error {
 	if !c.inc.Alive() {
 		c.lose(c.inc.Loss()) // the hook of `enlist` might not have run yet
 	}
-	if cause := context.Cause(c.held); cause != errRested {
+	if cause := context.Cause(c.held); cause != context.Canceled {
 		return cause
 	}
-	return nil // a claimant without claims has lost none
+	return nil // by `rest`: a claimant without claims has lost none
 }
 
 // The method `claim` claims `es`, which are free elements of `t`. If another transaction has
@@ -603,7 +584,25 @@ func (c *claimant) flush() {
 			return
 		}
 		rs, err := c.post(es[0].item.bucket, es)
-		c.posted(es, rs, err)
+		if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
+			err = c.lost()
+		}
+		var back []*item
+		c.mu.Lock()
+		for _, e := range es {
+			if err != nil && context.Cause(c.held) == nil {
+				e.item.back = false
+				c.refuseLocked(e, err) // tries again later
+				continue
+			}
+			if err == nil {
+				back = append(back, e.item)
+				c.dropLocked(e.item)
+			}
+			e.close(err)
+		}
+		c.mu.Unlock()
+		c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
 	}
 }
 
@@ -654,30 +653,6 @@ func (c *claimant) bell() []any {
 	return []any{ring(c.q.dir)}
 }
 
-// The method `posted` handles the result of `post`: it closes the entries, or tries refused entries
-// again later.
-func (c *claimant) posted(es []*entry, rs []zk.MultiResponse, err error) {
-	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
-		err = c.lost()
-	}
-	var back []*item
-	c.mu.Lock()
-	for _, e := range es {
-		if err != nil && context.Cause(c.held) == nil {
-			e.item.back = false
-			c.refuseLocked(e, err)
-			continue
-		}
-		if err == nil {
-			back = append(back, e.item)
-			c.dropLocked(e.item)
-		}
-		e.close(err)
-	}
-	c.mu.Unlock()
-	c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
-}
-
 // dropLocked removes an item from the claimed items. If the element was deleted, the claimant's line
 // has its number until the claimant writes the board again.
 func (c *claimant) dropLocked(it *item) {
@@ -697,7 +672,7 @@ func (c *claimant) dropLocked(it *item) {
 		close(c.empty)
 		c.empty = nil
 	}
-	c.restLocked()
+	c.timer.Reset(whenIdle)
 }
 
 // The method `stands` returns true if the session is confirmed. Then every claim of the claimant is

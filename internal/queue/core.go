@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -87,6 +86,3 @@ func zxidOf(rs []zk.MultiResponse) int64 {
 	}
 	return 0
 }
-
-// A claimant deletes its mark after the mark was unused for the time whenIdle.
-const whenIdle = 10 * time.Second
