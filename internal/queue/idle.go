@@ -26,61 +26,54 @@ const turnBase = "turn-"
 // The second consumer in the line searches later than the first, by the time secondAfter.
 const secondAfter = 10 * time.Millisecond
 
-// The type `place` is a position in the line of idle consumers.
-type place struct {
-	inc  *session.Incarnation
-	path string
-	roll *session.Roll // the listing that the creation has returned, or nil after `await` has used the listing
-
-	among bool   // the place is among the first two
-	ahead string // znode of the first place, if this is the second
-}
-
 // The method `enter` joins the line at its end.
-func (q *core) enter(ctx context.Context, inc *session.Incarnation) (*place, error) {
+func (p *pump) enter(inc *session.Incarnation) error {
 	guid := session.NewGUID()
-	dir := session.Dir{Path: q.dir + "-consumers"}
-	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(dir.Path, session.ProtectedName(guid, turnBase))}, GUID: guid, Data: q.m.Owner, List: true}
-	err := inc.CreateEphemeral(ctx, &made)
-	return &place{inc: inc, path: made.Path, roll: made.Roll}, err
+	dir := session.Dir{Path: p.q.dir + "-consumers"}
+	made := session.Creation{Dir: dir, Paths: []string{session.ChildPath(dir.Path, session.ProtectedName(guid, turnBase))}, GUID: guid, Data: p.q.m.Owner, List: true}
+	err := inc.CreateEphemeral(p.ctx, &made)
+	if err == nil {
+		p.place, p.roll, p.among, p.before, p.claims = made.Path, made.Roll, false, "", 0
+	}
+	return err
 }
 
-// The method `await` waits until `p` is among the first two places. The error is ErrVanished if
-// another client has deleted p.
-func (p *place) await(ctx context.Context) (err error) {
-	dir := session.ParentPath(p.path)
+// awaitPlace waits until the place is among the first two. The error is ErrVanished if another client
+// has deleted the place.
+func (p *pump) awaitPlace(inc *session.Incarnation) (err error) {
+	dir := session.ParentPath(p.place)
 	for !p.among {
 		roll := p.roll
 		if p.roll = nil; roll == nil {
-			if roll, err = p.inc.Roll(ctx, dir); session.IsNoNode(err) {
+			if roll, err = inc.Roll(p.ctx, dir); session.IsNoNode(err) {
 				return session.ErrVanished
 			} else if err != nil {
 				return err
 			}
 		}
 		all := lock.ParseChildren(roll.Names(), turnBase)
-		i := slices.IndexFunc(all, func(c lock.Child) bool { return c.Name == session.BaseName(p.path) })
-		if p.among, p.ahead = i == 0 || i == 1, ""; i < 0 {
+		i := slices.IndexFunc(all, func(c lock.Child) bool { return c.Name == session.BaseName(p.place) })
+		if p.among, p.before = i == 0 || i == 1, ""; i < 0 {
 			return session.ErrVanished
 		} else if i == 1 {
-			p.ahead = session.ChildPath(dir, all[0].Name)
+			p.before = session.ChildPath(dir, all[0].Name)
 		}
 		if p.among {
 			return nil
 		}
-		// While both places directly ahead exist, p is not among the first two. So p waits until either
-		// of these two is deleted, and watches no others.
+		// While both places directly ahead exist, this place is not among the first two. So the pump
+		// waits until either of these two is deleted, and watches no others.
 		paths := pathsOf(dir, all[i-2:i], func(c lock.Child) string { return c.Name })
 		var watches []*conn.Watch
 		for _, path := range paths {
-			watches = append(watches, p.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path}))
+			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path}))
 		}
-		_, errs, err := p.inc.LookAtAll(ctx, paths...)
+		_, errs, err := inc.LookAtAll(p.ctx, paths...)
 		err = cmp.Or(append(errs, err)...)
 		if err == nil {
-			err = p.inc.AwaitAny(ctx, watches, time.Time{})
+			err = inc.AwaitAny(p.ctx, watches, time.Time{})
 		}
-		if leaveAll(p.inc, watches); err != nil && !session.IsNoNode(err) {
+		if leaveAll(inc, watches); err != nil && !session.IsNoNode(err) {
 			return err
 		}
 	}
@@ -94,32 +87,29 @@ func leaveAll(inc *session.Incarnation, watches []*conn.Watch) {
 }
 
 // othersWait reports whether another consumer waits in the line.
-func (p *place) othersWait(ctx context.Context) bool {
-	names, _, err := p.inc.Children(ctx, session.ParentPath(p.path))
+func (p *pump) othersWait(inc *session.Incarnation) bool {
+	names, _, err := inc.Children(p.ctx, session.ParentPath(p.place))
 	return err == nil && len(lock.ParseChildren(names, turnBase)) > 1
 }
 
 // The method `idle` waits in the line until a search has put free elements into p.found. If no
 // consumer of `p` waits any longer and another pump waits in the line, it leaves the line. Then it
 // returns without elements as soon as a consumer of `p` waits.
-func (p *pump) idle(inc *session.Incarnation) (err error) {
+func (p *pump) idle(inc *session.Incarnation) error {
 	q := p.q
-	if p.place == nil {
-		if p.place, err = q.enter(p.ctx, inc); err != nil {
-			p.place = nil
+	if p.place == "" {
+		if err := p.enter(inc); err != nil {
 			return err
 		}
-		p.claims = 0
 	}
 	q.m.Waiters.Add(1)
 	defer q.m.Waiters.Add(-1)
 	for {
-		if err := p.place.await(p.ctx); err != nil {
-			p.leavePlace()
+		if err := p.awaitPlace(inc); err != nil {
+			p.leavePlace(inc)
 			return err
 		}
-		second := p.place.ahead != ""
-		if second && p.rung {
+		if p.before != "" && p.rung {
 			if err := session.Sleep(p.ctx, secondAfter); err != nil {
 				return err
 			}
@@ -129,7 +119,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 		watches := []*conn.Watch{
 			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir}),
 			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paused}), // another client may delete it without a ring of the bell
-			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: cmp.Or(p.place.ahead, q.live)}),
+			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: cmp.Or(p.before, q.live)}),
 		}
 		found, due, err := p.lookAgain(inc)
 		if err == nil && p.found != nil && p.found.paused {
@@ -141,8 +131,8 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 			soon, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
 			unwanted := p.wait(soon, inc, func() bool { return p.waiting > 0 }) != nil
 			cancel()
-			if found = unwanted && p.place.othersWait(p.ctx); found {
-				p.leavePlace() // another pump waits for the next element
+			if found = unwanted && p.othersWait(inc); found {
+				p.leavePlace(inc) // another pump waits for the next element
 				err = p.wait(p.ctx, inc, func() bool { return p.waiting > 0 })
 			} else {
 				err = inc.AwaitAny(p.ctx, watches, due)
@@ -159,7 +149,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 // lookAgain sets the watches of an idle pump, and then searches. The pump must search again at the
 // time `due`, even without an event.
 func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, err error) {
-	q, ahead := p.q, p.place.ahead
+	q := p.q
 	data, _, err := inc.Get(p.ctx, q.dir)
 	switch {
 	case session.IsNoNode(err):
@@ -170,15 +160,15 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 	case !ours(data):
 		return false, due, q.m.Mixed(q.dir)
 	}
-	if ahead != "" {
-		if _, _, err := inc.Children(p.ctx, ahead); session.IsNoNode(err) {
-			p.place.among = false
+	if p.before != "" {
+		if _, _, err := inc.Children(p.ctx, p.before); session.IsNoNode(err) {
+			p.among = false
 			return false, time.Now(), nil // this place is the first now
 		} else if err != nil {
 			return false, due, err
 		}
 	}
-	if p.found, err = q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread, watch: ahead == ""}); err != nil {
+	if p.found, err = q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread, watch: p.before == ""}); err != nil {
 		return false, due, err
 	}
 	if len(p.found.es) > 0 {
@@ -188,9 +178,9 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 	return false, earlier(q.Sweep(inc), p.found.due), nil
 }
 
-func (p *pump) leavePlace() {
-	if p.place != nil {
-		p.place.inc.Remove(p.place.path)
-		p.place = nil
+func (p *pump) leavePlace(inc *session.Incarnation) {
+	if p.place != "" {
+		inc.Remove(p.place)
+		p.place = ""
 	}
 }

@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -39,16 +40,21 @@ type pump struct {
 	ahead    int           // largest number of items that the pump may claim ahead
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
-	pace     pace
-	shedding bool // a timer is about to call `shed`
-	claiming bool // a claim is under way: its items come after the items in `ready`
+	last     time.Time     // time of the latest delivery to a consumer
+	each     time.Duration // about how long one element keeps all consumers busy
+	asks     int           // how often a consumer has asked for another element after a delivery, while no other consumer waited
+	timer    *time.Timer   // calls `shed`
+	claiming bool          // a claim is under way: its items come after the items in `ready`
 
 	// The following fields belong to the goroutine that claims elements.
 
 	found  *finding      // free elements that the pump has not claimed yet, or nil
 	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
 	pause  time.Duration // wait before the next search, if other consumers were quicker and there is one bucket
-	place  *place        // place in the line of idle consumers, or nil
+	place  string        // path of its znode in the line of idle consumers, or empty
+	roll   *session.Roll // the listing that the creation of this znode has returned, until it is used
+	among  bool          // the place is among the first two
+	before string        // path of the first place, if this is the second
 	claims int           // number of claims since the pump got its place
 	rung   bool          // the bell has woken the pump
 }
@@ -62,6 +68,7 @@ func (q *core) join(of **pump, most int) *pump {
 		// The pump ends early if the Session is being closed, so that others can claim the elements ahead
 		// while Close waits for functions.
 		p.ctx, p.cancel = q.m.Until(context.Background(), q.m.Closing)
+		p.timer = time.AfterFunc(shedEvery, p.shed)
 		*of = p
 		q.m.Spawn(p.run)
 	}
@@ -98,8 +105,15 @@ func (p *pump) changeLocked() {
 // error, `next` returns that error.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
-	if p.waiting == 0 {
-		p.pace.asked(time.Now())
+	if p.waiting == 0 && !p.last.IsZero() {
+		// The estimate adapts quickly if the consumers become slower, and not as quickly if they become
+		// faster. Time in which a consumer waits for an element does not count.
+		p.asks++
+		if d := time.Since(p.last); d > p.each {
+			p.each = (p.each + d) / 2
+		} else {
+			p.each -= (p.each - d) / 4
+		}
 	}
 	p.waiting += n
 	p.hand = p.hand || hand
@@ -113,7 +127,7 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 			return nil, session.CtxErr(ctx)
 		}
 		if it := p.takeLocked(); it != nil {
-			p.pace.last = time.Now()
+			p.last = time.Now()
 			if len(p.ready) <= p.ahead/2 {
 				p.changeLocked()
 			}
@@ -204,7 +218,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 	for err == nil {
 		err = p.step(inc, c)
 	}
-	p.leavePlace()
+	p.leavePlace(inc)
 	if last := p.returnReady(); last != nil {
 		inc.AwaitConnected(last.done, session.Grace)
 	}
@@ -242,7 +256,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 2. Search for free elements, unless elements of the last search remain. If no element is
 	//    free, wait in the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
-		if p.found = nil; p.place == nil {
+		if p.found = nil; p.place == "" {
 			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
 		}
 		if err == nil && (p.found == nil || len(p.found.es) == 0) {
@@ -253,7 +267,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 3. Claim as many elements as there is room for, and read them.
 	es, hands := p.choose(room, hands)
 	if len(es) == 0 {
-		p.leavePlace()
+		p.leavePlace(inc)
 		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
 	p.setClaiming(true)
@@ -274,8 +288,8 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	p.fill(items, len(es) == room)
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
 	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
-	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.place.othersWait(p.ctx)) {
-		p.leavePlace()
+	if p.claims++; p.place != "" && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.othersWait(inc)) {
+		p.leavePlace(inc)
 	}
 	return err
 }
@@ -354,7 +368,7 @@ func (p *pump) fill(items []*item, most bool) {
 	}
 	p.size = size/max(len(items), 1) + 1
 	p.ready = append(p.ready, items...)
-	p.watchPaceLocked()
+	p.timer.Reset(shedEvery)
 	p.changeLocked()
 }
 
@@ -388,7 +402,7 @@ func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) 
 	ok := so()
 	p.mu.Unlock()
 	if !ok {
-		p.leavePlace()
+		p.leavePlace(inc)
 	}
 	err = p.wait(p.ctx, inc, so)
 	return room, hands, err
@@ -414,15 +428,22 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 func (p *pump) limitedLocked() bool { return p.hand && p.q.cfg.MaxAttempts > 0 }
 
 // mostLocked returns the largest number of elements that the pump may claim ahead: the number that its
-// consumers take in a second. With a limit of attempts, it is the number that they take within the time
-// batchTime, but at least batchLeast, because each claim costs a write. With a limit of one attempt, and
-// while the pace is not known, it is 0.
+// consumers take in a second, at least 1. With a limit of attempts, it is the number that they take within
+// the time batchTime, but at least batchLeast, because each claim costs a write. With a limit of one
+// attempt, it is 0. It is also 0 before a second element was asked for: the program may have received the
+// first from a channel, and may not have begun to work on it.
 func (p *pump) mostLocked() int {
-	n := p.pace.perSecond(time.Now(), p.waiting == 0)
+	each, n := p.each, math.MaxInt
+	if p.waiting == 0 && !p.last.IsZero() { // no consumer waits
+		each = max(each, time.Since(p.last))
+	}
+	if each > 0 {
+		n = max(int(time.Second/each), 1)
+	}
 	switch {
 	case !p.limitedLocked():
 		return n
-	case p.q.cfg.MaxAttempts == 1 || !p.pace.known():
+	case p.q.cfg.MaxAttempts == 1 || p.asks < 2:
 		return 0
 	}
 	return min(n, max(n/int(time.Second/batchTime), batchLeast)+p.waiting, batchMost)
@@ -432,30 +453,23 @@ const (
 	batchTime  = 20 * time.Millisecond
 	batchLeast = 8
 	batchMost  = 128
+
+	// shedEvery is the time after a claim, and between two looks, after which the pump looks whether
+	// its consumers have become slow.
+	shedEvery = time.Second
 )
-
-// The pump checks at intervals of shedEvery whether its consumers have become slow.
-const shedEvery = time.Second
-
-// watchPaceLocked starts a timer that calls `shed`. So the pump returns elements if its consumers
-// become slow.
-func (p *pump) watchPaceLocked() {
-	if !p.shedding && len(p.ready) > 1 {
-		p.shedding = true
-		time.AfterFunc(shedEvery, p.shed)
-	}
-}
 
 // The method `shed` returns to the queue the elements that the pump has claimed too far ahead.
 func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.shedding = false
 	if n := p.mostLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
 			it.c.decide(it, entry{fate: Return})
 		}
 		p.ready = p.ready[:n:n]
 	}
-	p.watchPaceLocked()
+	if len(p.ready) > 1 {
+		p.timer.Reset(shedEvery)
+	}
 }

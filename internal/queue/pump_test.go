@@ -169,8 +169,7 @@ func TestAnIdleConsumerSearchesAgainIfItsFindingIsStale(t *testing.T) {
 		send(t, q, "x")
 		p := &pump{q: q, ctx: t.Context(), spread: 1, waiting: 1, found: &finding{es: []*element{{}}, at: time.Now().Add(-time.Minute)}}
 		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) (err error) {
-			p.place, err = q.enter(t.Context(), inc)
-			harness.Must(t, err)
+			harness.Must(t, p.enter(inc))
 			return p.step(inc, nil)
 		}))
 		if p.found == nil || time.Since(p.found.at) > staleAfter {
