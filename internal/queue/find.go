@@ -6,15 +6,12 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file finds free elements with few requests, however long the queue is. It does not claim
@@ -115,20 +112,6 @@ type finding struct {
 	at     time.Time  // when the search ended
 }
 
-// The type `finder` looks for free elements.
-type finder struct {
-	*Common
-	keyed atomic.Bool   // elements have had keys
-	mark  func() string // returns the name of this client's mark, or ""
-
-	listings shared.Cache[*lot] // by name of a bucket: the latest, without its board, see the method `list`
-
-	mu     sync.Mutex
-	alive  map[string]bool // the marks of the last listing; guarded by mu
-	listed time.Time       // time of that listing; guarded by mu
-	lister string          // this client's mark at that listing; guarded by mu
-}
-
 // lotsAtOnce is the number of buckets that a search reads with one request.
 const lotsAtOnce = 100
 
@@ -149,7 +132,7 @@ type quest struct {
 }
 
 // The method `search` finds free elements.
-func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest) (*finding, error) {
+func (q *core) search(ctx context.Context, inc *session.Incarnation, how quest) (*finding, error) {
 	f := &finding{}
 	again := q.Skips.Next()
 	path := session.ChildPath(q.dir, keysName)
@@ -196,7 +179,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how quest
 
 // searchLots searches buckets. The argument `keys` is nil if no element has a key. If elements have
 // keys, searchLots reads all buckets at once, and searches them in order.
-func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
+func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
 	atOnce := lotsAtOnce
 	if keys != nil {
 		atOnce, how.spread = max(len(all), 1), 1
@@ -280,7 +263,7 @@ func together(lots []*lot, rest []bucket) (some []*lot, limit int64) {
 // `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
 // its period has begun by the time of the next element. It stops at the time `limit`: then `whole` is
 // false.
-func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(*element) bool) (t *lot, es []*element, due time.Time, whole bool, err error) {
+func (q *core) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(*element) bool) (t *lot, es []*element, due time.Time, whole bool, err error) {
 	if l := lots[0]; !l.delayed {
 		if err := q.list(ctx, inc, l); err != nil {
 			return nil, nil, due, true, err
@@ -332,9 +315,9 @@ func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*
 	return t, es, due, true, nil
 }
 
-// After a listing of the marks, the finder assumes for the time aliveFor that the listed marks
+// After a listing of the marks, the client assumes for the time aliveFor that the listed marks
 // exist. It does not assume this if the client has had another mark since. The client's earlier mark
-// is perhaps in the listing, and was perhaps deleted at the end of its session. If the finder took
+// is perhaps in the listing, and was perhaps deleted at the end of its session. If the client took
 // that mark for alive, an only consumer would skip elements that it had claimed before, and would
 // deliver later elements first.
 const aliveFor = time.Second
@@ -342,7 +325,7 @@ const aliveFor = time.Second
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
 // lines. Its result is true if the board of a lot with elements keeps a line of another mark. If
 // `watch` is set, `bury` lists the marks even if the last listing is fresh.
-func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
+func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
 	mine, foreign, unknown := q.mark(), false, false
 	q.mu.Lock()
 	alive := q.alive
@@ -412,7 +395,7 @@ func pick(lots []*lot, spread int) int {
 
 // The method `lots` reads buckets, and then buries the lines of deleted marks: see `bury` for `watch` and
 // `others`. It leaves out deleted buckets, skipped buckets, and buckets that the client cannot read.
-func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
+func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
 	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, false, err
@@ -440,7 +423,7 @@ func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength
 // deleteEmpty forgets the listings of empty lots. It deletes each empty lot to which producers no longer add elements: the lot has a
 // successor, or its time has passed. The argument `all` has the buckets of `lots` and all buckets
 // after them.
-func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
+func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
 		if !b.delayed {
@@ -462,7 +445,7 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // listing until an element is added, because the board shows removed elements. If the lot has lines
 // of deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads
 // the listing again after each removal, too.
-func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
+func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	before, ok := q.listings.Load(t.name)
 	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
 		t.elements = before.elements
@@ -511,7 +494,7 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 // The method `guard` returns the function `may`, which reports whether the key of an element allows
 // a claim. The caller must call `may` in the order of the lots. The method lists each lot with
 // claimed elements, because only the name of an element shows its key.
-func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
+func (q *core) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
 	next := make(map[string]*element) // by key, the only element that a consumer may claim next; nil: none
 	allows := func(e *element) bool {
 		only, barred := next[keyOf(e.tag)]
