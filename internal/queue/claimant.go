@@ -139,7 +139,7 @@ func (c *claimant) finish(leaving <-chan struct{}) {
 			for _, it := range items {
 				if it.final == nil && it.inHand {
 					it.lost = c.inc.EndError(session.ErrClosed)
-					c.enterLocked(it, entry{fate: Return, bump: true})
+					c.enterLocked(it, Settlement{Fate: Return}, nil)
 				}
 			}
 		}
@@ -282,7 +282,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok b
 	<-done
 	if failure != nil {
 		for _, it := range claimed {
-			c.decide(it, entry{fate: Return})
+			c.decide(it, untried, nil)
 		}
 		return nil, true, failure
 	}
@@ -292,7 +292,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok b
 		case n.Stat == nil:
 			c.dropLocked(it)
 		case hidden(n):
-			c.enterLocked(it, entry{fate: Return})
+			c.enterLocked(it, untried, nil)
 			defer c.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
 		default:
 			it.read(n)
@@ -623,7 +623,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 		}
 		next := c.next(t)
 		for _, e := range es {
-			if e.bump {
+			if !e.Untried {
 				next.tried[e.item.seq]++
 			}
 		}

@@ -35,7 +35,7 @@ func (c *consumer) Next() (Item, error) {
 		if err != nil {
 			return nil, err
 		}
-		if offer, _ := c.present(it); offer {
+		if c.present(it) {
 			return it, nil
 		}
 	}
@@ -43,19 +43,19 @@ func (c *consumer) Next() (Item, error) {
 
 func (c *consumer) Poll() Item {
 	for it := c.p.poll(); it != nil; it = c.p.poll() {
-		if offer, back := c.present(it); offer {
+		if c.present(it) {
 			return it
-		} else if back {
-			break
+		}
+		if !it.c.settled(it) {
+			break // `present` has put it back: a consumer will offer it again
 		}
 	}
 	return nil
 }
 
-// The method `present` decides whether a consumer may offer an item. If the result `offer` is true,
-// the caller may offer the item. If the result `back` is true, `present` has put the item back, and a
-// consumer will offer the item again. If both are false, `present` has decided the fate of the item.
-func (c *consumer) present(it *item) (offer, back bool) {
+// The method `present` returns true if a consumer may offer an item. Otherwise, it has put the item
+// back, or decided the fate of the item.
+func (c *consumer) present(it *item) bool {
 	q := c.q
 	if !it.decoded && it.fault == nil {
 		q.check(it)
@@ -63,21 +63,21 @@ func (c *consumer) present(it *item) (offer, back bool) {
 	if it.fault != nil && !(it.misfit && c.Odd) {
 		q.setAside(it)
 		c.p.done()
-		return false, false
+		return false
 	}
 	if c.Hand && q.cfg.MaxAttempts > 0 && !it.noted {
-		it.c.decide(it, entry{fate: Return}) // claimed when all consumers were Recv's: the next claim records the attempt
+		it.c.decide(it, untried, nil) // claimed when all consumers were Recv's: the next claim records the attempt
 		c.p.done()
-		return false, false
+		return false
 	}
 	// A consumer offers no element while the client is disconnected: the program could take the
 	// element, but the removal could not reach the servers. If the session then expired, another
 	// consumer could get the element too.
 	if it.c.inc.Connection(c.Ctx) != nil || !it.c.stands(c.Ctx) {
 		it.PutBack()
-		return false, true
+		return false
 	}
-	return true, false
+	return true
 }
 
 // The method `spent` makes an item without attempts left a dead letter, and returns true. It leaves
@@ -96,11 +96,11 @@ func (q *core) spent(it *item) bool {
 // setAside makes an element with a fault a dead letter. If too many elements in a row do not
 // decode, setAside returns the element to the queue instead: see [maxMisfits].
 func (q *core) setAside(it *item) {
-	e := entry{fate: Bury, reason: it.fault}
+	s := Settlement{Fate: Bury, Reason: it.fault, Untried: true}
 	if it.misfit && q.Skips.Misfit(it.bucket, it.seq, it.fault) != nil {
-		e = entry{fate: Return}
+		s = untried
 	}
-	it.c.decide(it, e)
+	it.c.decide(it, s, nil)
 }
 
 // The following methods implement the interface Item.
@@ -120,7 +120,7 @@ func (it *item) Withdrawn() (down, over <-chan struct{}) {
 }
 
 func (it *item) Taken() {
-	it.c.decide(it, entry{fate: Remove})
+	it.c.decide(it, Settlement{Fate: Remove}, nil)
 	it.pump.done()
 }
 
@@ -140,7 +140,7 @@ func (it *item) PutBack() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.offering--; p.ctx.Err() != nil { // the method `run` ends, or has ended
-		it.c.decide(it, entry{fate: Return})
+		it.c.decide(it, untried, nil)
 		return
 	}
 	p.ready = slices.Insert(p.ready, 0, it)
@@ -172,6 +172,6 @@ func (it *item) Context() context.Context {
 }
 
 func (it *item) Settle(ctx context.Context, s Settlement) error {
-	_, err := it.c.settleNow(ctx, it, entry{fate: s.Fate, bump: !s.Untried, reason: s.Reason, due: dueAt(s.Due)})
+	_, err := it.c.settleNow(ctx, it, s, nil)
 	return err
 }

@@ -250,7 +250,7 @@ type Fate int
 
 const (
 	Remove Fate = iota // acknowledged
-	Return             // back to its position; the attempt counts, unless Settlement.Untried is set
+	Return             // back to its position
 	Later              // back to the queue; no consumer claims it before Settlement.Due
 	Bury               // moved to the dead letters
 )
@@ -260,8 +260,11 @@ type Settlement struct {
 	Fate    Fate
 	Due     time.Time // for Later: the due time, by the consumer's clock
 	Reason  error     // for Bury: the reason of the dead letter
-	Untried bool      // for Return: the attempt does not count
+	Untried bool      // this delivery does not count as an attempt
 }
+
+// The variable untried is the Settlement of an element that the program has not tried.
+var untried = Settlement{Fate: Return, Untried: true}
 
 // A Status is the state of an element.
 type Status int

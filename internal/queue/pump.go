@@ -234,7 +234,7 @@ func (p *pump) returnReady() (last *entry) {
 	p.ready = nil
 	p.mu.Unlock()
 	for _, it := range ready {
-		last, _ = it.c.decide(it, entry{fate: Return})
+		last, _ = it.c.decide(it, untried, nil)
 	}
 	return last
 }
@@ -465,7 +465,7 @@ func (p *pump) shed() {
 	defer p.mu.Unlock()
 	if n := p.mostLocked(); n < len(p.ready) && !p.claiming {
 		for _, it := range p.ready[n:] {
-			it.c.decide(it, entry{fate: Return})
+			it.c.decide(it, untried, nil)
 		}
 		p.ready = p.ready[:n:n]
 	}

@@ -43,13 +43,13 @@ type item struct {
 	misfit   bool      // this client cannot decode it
 	decoded  bool
 
-	inHand bool   // delivered, neither acknowledged nor returned; guarded by claimant.mu, like all fields below
-	noted  bool   // the claim has recorded the item as in hand: if the claim is lost, this delivery counts
-	back   bool   // a write of the board is under way, and returns the item
-	posted bool   // its fate is carried out
-	final  *entry // its fate; nil until it is decided
-	then   *entry // its fate if the servers refuse `final`, which has a load; or nil
-	lost   error  // reason of the loss, if the claimant has ended and returned the item
+	inHand bool        // delivered, neither acknowledged nor returned; guarded by claimant.mu, like all fields below
+	noted  bool        // the claim has recorded the item as in hand: if the claim is lost, this delivery counts
+	back   bool        // a write of the board is under way, and returns the item
+	posted bool        // its fate is carried out
+	final  *entry      // its fate; nil until it is decided
+	then   *Settlement // its fate if the servers refuse `final`, which has a load; or nil
+	lost   error       // reason of the loss, if the claimant has ended and returned the item
 
 	ctx    context.Context         // context of the claim; nil until the first call of Context
 	cancel context.CancelCauseFunc // ends ctx
@@ -66,16 +66,13 @@ func (it *item) read(n session.Node) {
 
 // The type `entry` is the fate of an item.
 type entry struct {
-	item   *item
-	fate   Fate
-	bump   bool          // this delivery counts as an attempt
-	due    int64         // for Later: due time in Unix milliseconds
-	reason error         // for Bury: reason of the dead letter
-	with   *load         // for Remove: the program's operations in the same transaction, or nil; the entry is `alone`
-	wait   time.Duration // time between the last refusal and this attempt; 0 before a refusal
-	alone  bool          // the entry needs a transaction of its own
-	done   chan struct{}
-	err    error // read it only after `done` is closed
+	Settlement
+	item  *item
+	with  *load         // for Remove: the program's operations in the same transaction, or nil
+	wait  time.Duration // time between the last refusal and this attempt; 0 before a refusal
+	alone bool          // the entry needs a transaction of its own
+	done  chan struct{}
+	err   error // read it only after `done` is closed
 }
 
 func (e *entry) close(err error) {
@@ -83,27 +80,26 @@ func (e *entry) close(err error) {
 	close(e.done)
 }
 
-// The method `tried` returns the number of deliveries of the item. It includes this delivery if
-// e.bump is set.
+// The method `tried` returns the number of attempts of the item.
 func (e *entry) tried() int {
-	if e.bump {
-		return e.item.attempts + 1
+	if e.Untried {
+		return e.item.attempts
 	}
-	return e.item.attempts
+	return e.item.attempts + 1
 }
 
-// The method `decide` gives an item the fate of `e`, unless an earlier call has decided the fate.
-// It returns the entry with the decided fate. If that fate is the fate of `e`, the result `ok` is
+// The method `decide` gives an item the fate of `s`, unless an earlier call has decided the fate.
+// It returns the entry with the decided fate. If that fate is the fate of `s`, the result `ok` is
 // true.
-func (c *claimant) decide(it *item, e entry) (_ *entry, ok bool) {
+func (c *claimant) decide(it *item, s Settlement, with *load) (_ *entry, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if it.final == nil {
-		c.enterLocked(it, e)
-	} else if it.final.with != nil && e.fate != Remove {
-		it.then = &e // the program returns or rejects the element although its load has no result yet
+		c.enterLocked(it, s, with)
+	} else if it.final.with != nil && s.Fate != Remove {
+		it.then = &s // the program returns or rejects the element although its load has no result yet
 	}
-	return it.final, it.final.fate == e.fate
+	return it.final, it.final.Fate == s.Fate
 }
 
 func (c *claimant) settled(it *item) bool {
@@ -112,13 +108,12 @@ func (c *claimant) settled(it *item) bool {
 	return it.final != nil
 }
 
-func (c *claimant) enterLocked(it *item, model entry) {
-	e := &model
-	e.item, e.done, it.final = it, make(chan struct{}), e
-	if e.with == nil {
+func (c *claimant) enterLocked(it *item, s Settlement, with *load) {
+	it.final = &entry{Settlement: s, item: it, with: with, alone: with != nil, done: make(chan struct{})}
+	if with == nil {
 		c.leaveLocked(it)
 	}
-	c.sendLocked(e)
+	c.sendLocked(it.final)
 }
 
 // sendLocked hands an entry to the goroutine that carries it out.
@@ -126,7 +121,7 @@ func (c *claimant) sendLocked(e *entry) {
 	switch loss := context.Cause(c.held); {
 	case loss != nil:
 		e.close(loss)
-	case e.fate == Return:
+	case e.Fate == Return:
 		if c.returns = append(c.returns, e); !c.posting {
 			c.posting = true
 			c.q.m.Spawn(func() {
@@ -173,7 +168,7 @@ func (c *claimant) next500() []*entry {
 	size, n := 4096, 0
 	for n < len(c.queue) && n < maxPost {
 		e := c.queue[n]
-		if size += 4*c.q.m.SizeOf(c.q.dir+"/"+e.item.key(), nil) + maxReason; e.fate != Remove {
+		if size += 4*c.q.m.SizeOf(c.q.dir+"/"+e.item.key(), nil) + maxReason; e.Fate != Remove {
 			size += e.item.size
 		}
 		if n > 0 && (size > session.MaxPacket/2 || e.alone || c.queue[0].alone) {
@@ -256,7 +251,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			return errMissing // another client has deleted the element without a claim
 		}))
 		keyed := e.item.keyed()
-		bell, moved = bell || keyed || e.fate == Later, moved || keyed && e.fate == Later
+		bell, moved = bell || keyed || e.Fate == Later, moved || keyed && e.Fate == Later
 		switch {
 		case e.with != nil:
 			var load []step
@@ -264,19 +259,20 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			for _, s := range load {
 				add(s.op, s.cure)
 			}
-		case e.fate == Bury:
-			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.reason) {
+		case e.Fate == Bury:
+			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.Reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
 					return inc.MakeDir(session.Finishing, session.Dir{Path: q.Dead})
 				}))
 			}
-		case e.fate == Later:
-			at := slotOf(e.item.prio, e.due, time.Now().UnixMilli())
+		case e.Fate == Later:
+			due := dueAt(e.Due)
+			at := slotOf(e.item.prio, due, time.Now().UnixMilli())
 			var dir string
 			if dir, err = q.slots.bucket(c.inc, at); session.IsNoNode(err) {
 				err = errMissing // another client has deleted the queue
 			} else if err == nil {
-				name := laterName(e.due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
+				name := laterName(due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
 				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, q.slots.cure(at))
 			}
 		}
@@ -341,7 +337,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		case e.with != nil:
 			e.with.rs = e.with.answered(rs[2:]) // the first two are the check of the mark and the deletion
 		}
-		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.fate]
+		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.Fate]
 		fates[word] = append(fates[word], e.item)
 	}
 	for _, r := range rs {
@@ -358,8 +354,8 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	}
 	c.mu.Unlock()
 	for _, e := range es { // c.mu is free while the log and the observer are called
-		if e.fate == Bury {
-			c.q.Report(e.item.id(), e.reason)
+		if e.Fate == Bury {
+			c.q.Report(e.item.id(), e.Reason)
 		}
 	}
 }
@@ -380,7 +376,7 @@ func (c *claimant) refuse(e *entry, err error) {
 		e.item.final = nil
 		e.close(err)
 		if then := e.item.then; then != nil {
-			c.enterLocked(e.item, *then)
+			c.enterLocked(e.item, *then, nil)
 		}
 	default:
 		first = e.wait == 0
@@ -430,8 +426,13 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 // deleted. From then on, the servers apply no transaction of this claimant, and the method looks
 // for the elements.
 func (c *claimant) orphaned(es []*entry, open bool) {
+	end := func(err error) {
+		for _, e := range es {
+			e.close(err)
+		}
+	}
 	if !open {
-		c.closeAll(es, c.loss())
+		end(cmp.Or(c.lost(), c.inc.Loss()))
 		return
 	}
 	c.q.m.Spawn(func() {
@@ -444,38 +445,29 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		})
 		switch {
 		case err != nil:
-			c.closeAll(es, session.ErrClosed) // the servers may have applied it
+			end(session.ErrClosed) // the servers may have applied it
 		case there > 0:
-			c.closeAll(es, c.loss())
+			end(cmp.Or(c.lost(), c.inc.Loss()))
 		default:
-			c.closeAll(es, fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
+			end(fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
 		}
 	})
 }
 
 var errMissing = errors.New("zsync: BUG: the element is gone")
 
-// The method `loss` returns the reason of the loss. Call it only if the claims are lost.
-func (c *claimant) loss() error { return cmp.Or(c.lost(), c.inc.Loss()) }
-
-func (c *claimant) closeAll(es []*entry, err error) {
-	for _, e := range es {
-		e.close(err)
-	}
-}
-
 // settleNow decides the fate of an item, and waits until that fate is carried out. It returns the
 // entry with the decided fate.
-func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *entry, err error) {
+func (c *claimant) settleNow(ctx context.Context, it *item, s Settlement, with *load) (e *entry, err error) {
 	for {
 		loss := c.lost()
 		var ok bool
-		if e, ok = c.decide(it, model); !ok {
+		if e, ok = c.decide(it, s, with); !ok {
 			// it.lost no longer changes: if the servers refuse a load, it.then becomes the fate at once.
 			return e, cmp.Or(loss, it.lost, lock.ErrNotLocked)
 		}
 		err = c.await(ctx, e)
-		if e.with == nil || e.with == model.with || !session.IsClosed(e.done) || c.settled(it) {
+		if e.with == nil || e.with == with || !session.IsClosed(e.done) || c.settled(it) {
 			return e, err
 		}
 		// The load of another caller was refused, so the fate is undecided again.
@@ -488,7 +480,7 @@ func (c *claimant) settleNow(ctx context.Context, it *item, model entry) (e *ent
 func (c *claimant) await(ctx context.Context, e *entry) error {
 	var down <-chan struct{}
 	var limit <-chan time.Time
-	if e.fate == Return || e.fate == Later {
+	if e.Fate == Return || e.Fate == Later {
 		timer := time.NewTimer(session.ReleaseTime)
 		defer timer.Stop()
 		down, limit = c.inc.Disconnection(), timer.C
@@ -508,7 +500,7 @@ func (c *claimant) await(ctx context.Context, e *entry) error {
 		return nil
 	case !session.IsClosed(c.q.m.Over):
 		return session.CtxErr(ctx)
-	case e.fate == Return:
+	case e.Fate == Return:
 		return c.inc.EndError(session.ErrClosed) // if the write was not applied, the element is free when the mark is deleted
 	}
 	// The servers may have carried out the fate. ErrLost would say that another consumer gets the

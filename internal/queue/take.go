@@ -33,12 +33,12 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 		c := it.c
 		if q.check(it); it.misfit {
 			if err := q.Skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
-				c.settleNow(ctx, it, entry{fate: Return}) // the next search finds the element in its position
+				c.settleNow(ctx, it, untried, nil) // the next search finds the element in its position
 				return nil, err
 			}
 		}
 		if it.fault != nil {
-			if _, err := c.settleNow(ctx, it, entry{fate: Bury, reason: it.fault, alone: true}); err != nil {
+			if _, err := c.settleNow(ctx, it, Settlement{Fate: Bury, Reason: it.fault, Untried: true}, nil); err != nil {
 				return nil, err
 			}
 			continue
@@ -46,7 +46,7 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 		e := &Element{ID: it.id(), Data: it.data, Value: it.value, Sent: it.sent, Attempts: it.attempts}
 		// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
 		// would try a refused removal again, and would remove an element that the caller does not get.
-		removal, err := c.settleNow(ctx, it, entry{fate: Remove, alone: true, with: &load{m: q.m}})
+		removal, err := c.settleNow(ctx, it, Settlement{Fate: Remove}, &load{m: q.m})
 		switch {
 		case err == nil, session.IsNoNode(err):
 			return e, nil // NoNode: this client may have removed the element, and two deliveries are better than none
@@ -61,13 +61,13 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 				defer stay()
 				select {
 				case <-removal.done:
-					c.decide(it, entry{fate: Return}) // only if the servers have refused the removal
+					c.decide(it, untried, nil) // only if the servers have refused the removal
 				case <-q.m.Over:
 				}
 			})
 			return e, nil
 		case c.lost() == nil || isOver(err):
-			c.settleNow(ctx, it, entry{fate: Return})
+			c.settleNow(ctx, it, untried, nil)
 			return nil, err
 		}
 	}
@@ -135,7 +135,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 		return items[0], err
 	}, func(it *item) {
 		if it != nil {
-			c.decide(it, entry{fate: Return})
+			c.decide(it, untried, nil)
 		}
 	})
 }

@@ -98,7 +98,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	if err != nil {
 		return nil, err
 	}
-	e, err := c.settleNow(ctx, it, entry{fate: Remove, with: x, alone: true})
+	e, err := c.settleNow(ctx, it, Settlement{Fate: Remove}, x)
 	switch {
 	case e.with != x && err == nil:
 		return nil, lock.ErrNotLocked // settled, but not by this load
