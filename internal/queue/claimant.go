@@ -213,21 +213,28 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	c.flush() // returned elements may come before `es` in the queue
 	done, err := c.inc.RoomFor(session.Finishing, c.check(false))
 	defer done()
+	c.mu.Lock()
+	known := cmp.Or(c.known[t.name], t)
+	mine := slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil })
+	c.mu.Unlock()
+	if known.czxid != t.czxid {
+		c.lose(c.inc.Deleted()) // another client has deleted the bucket and created it again: the numbers of its elements begin again
+	}
 	switch {
 	case c.inc.Ctx.Err() != nil:
 		return nil, session.ErrEnded
 	case c.q.m.Failure() != nil || err != nil:
 		return nil, cmp.Or(c.q.m.Failure(), err)
-	case c.held.Err() != nil, c.remade(t):
+	case c.held.Err() != nil:
 		return nil, session.ErrVanished
-	case c.outdated(t, es):
+	case mine || known.version > t.version:
+		// The claimant has written the board since `t` was read, and may have claimed `es` already. If the
+		// reply to a new claim were lost, its line could not show whether the servers have applied the claim.
 		return nil, nil
 	}
 	next := c.next(t)
-	mine := next.lines[c.mark]
-	mine.claimed = mine.claimed.union(numbers(es))
-	mine.hand = mine.hand.union(numbers(es[:hands]))
-	next.lines[c.mark] = mine
+	line := next.lines[c.mark]
+	next.lines[c.mark] = hold{line.claimed.union(numbers(es)), line.hand.union(numbers(es[:hands]))}
 	with := t.exclusion(c.q.dir)
 	blind := c.q.Skips.Skipped(pausedName, -1)
 	if !blind {
@@ -307,32 +314,6 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok b
 // bucket for a while.
 var errBarred = errors.New("zsync: BUG: the bucket is passed over")
 
-// The method `remade` reports whether another client has deleted the bucket of `t` and created it
-// again. Then the numbers of its elements begin again, so the claimant gives up its claims.
-func (c *claimant) remade(t *lot) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	k := c.known[t.name]
-	if k == nil || k.czxid == t.czxid {
-		return false
-	}
-	c.lose(c.inc.Deleted())
-	return true
-}
-
-// The method `outdated` reports whether the claimant has written the board of `t` since `t` was
-// read. If so, the claimant may have claimed `es` already, and then its line has the numbers of
-// `es`. If the reply to a new claim were lost, that line could not show whether the servers have
-// applied the claim.
-func (c *claimant) outdated(t *lot, es []*element) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if k := c.known[t.name]; k != nil && k.version > t.version {
-		return true
-	}
-	return slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil })
-}
-
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
 // claimant's new line. The numbers in the old line that have no item are settled: the new board lists
 // them as gone.
@@ -386,9 +367,12 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 	}
 	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
 	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
-		n, err := c.look(session.Finishing, path)
-		is, want := parseBoard(n.Data).lines[c.mark], next.lines[c.mark]
-		return n.Stat != nil && slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
+		data, _, err := c.inc.GetFresh(session.Finishing, path)
+		if session.IsNoNode(err) {
+			return false, nil
+		}
+		is, want := parseBoard(data).lines[c.mark], next.lines[c.mark]
+		return slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
 	return rs, err
 }
@@ -460,9 +444,7 @@ func (c *claimant) unknown(err error) error {
 	if session.OutcomeOf(err) != session.Answered {
 		return err
 	}
-	c.mu.Lock()
-	c.made = true // perhaps by the transaction
-	c.mu.Unlock()
+	c.exists(nil) // perhaps because of the transaction
 	c.lose(c.inc.GivenUp(err))
 	return session.ErrVanished
 }
@@ -470,16 +452,6 @@ func (c *claimant) unknown(err error) error {
 // isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
 func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
-}
-
-// The method `look` reads a znode. The result is not older than the call. If the znode does not
-// exist, the result has no Stat.
-func (c *claimant) look(ctx context.Context, path string) (n session.Node, err error) {
-	n.Data, n.Stat, err = c.inc.GetFresh(ctx, path)
-	if session.IsNoNode(err) {
-		return session.Node{}, nil
-	}
-	return n, err
 }
 
 // The method `check` returns the first operation of every transaction of the claimant. The
@@ -608,18 +580,20 @@ func (c *claimant) flush() {
 
 // The method `post` returns items on the board of their bucket.
 func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err error) {
-	ctx := session.Finishing
 	c.mu.Lock()
 	t := c.known[bucket]
 	c.mu.Unlock()
 	for {
 		if t == nil {
-			n, err := c.look(ctx, session.ChildPath(c.q.dir, bucket))
-			if err != nil || n.Stat == nil { // a deleted bucket has no elements
+			data, stat, err := c.inc.GetFresh(session.Finishing, session.ChildPath(c.q.dir, bucket))
+			switch {
+			case session.IsNoNode(err):
+				return nil, nil // a deleted bucket has no elements
+			case err != nil:
 				return nil, err
 			}
 			b, _ := parseBucket(bucket)
-			t = newLot(b, n)
+			t = newLot(b, session.Node{Data: data, Stat: stat})
 		}
 		next := c.next(t)
 		for _, e := range es {

@@ -115,18 +115,12 @@ func (p *pump) idle(inc *session.Incarnation) error {
 			}
 		}
 		// The pump joins its watches before it searches, so it misses no event after the search.
-		paused := session.ChildPath(q.dir, pausedName)
 		watches := []*conn.Watch{
 			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir}),
-			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paused}), // another client may delete it without a ring of the bell
+			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: session.ChildPath(q.dir, pausedName)}), // another client may delete it without a ring of the bell
 			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: cmp.Or(p.before, q.live)}),
 		}
 		found, due, err := p.lookAgain(inc)
-		if err == nil && p.found != nil && p.found.paused {
-			if _, _, err := inc.Get(p.ctx, paused); session.IsNoNode(err) {
-				due = time.Now()
-			}
-		}
 		if err == nil && !found {
 			soon, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
 			unwanted := p.wait(soon, inc, func() bool { return p.waiting > 0 }) != nil
@@ -173,6 +167,11 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 	}
 	if len(p.found.es) > 0 {
 		return true, due, nil
+	}
+	if p.found.paused {
+		if _, _, err := inc.Get(p.ctx, session.ChildPath(q.dir, pausedName)); session.IsNoNode(err) {
+			return false, time.Now(), nil
+		}
 	}
 	p.spread = 1 // no element is free, so no consumer competes for one
 	return false, earlier(q.Sweep(inc), p.found.due), nil

@@ -392,19 +392,15 @@ func (p *pump) roomLocked() int {
 // items. If the program settles its items, the result `hands` is the number of items that consumers
 // wait for. If there is no room yet, the pump leaves its place in the line.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
-	so := func() bool {
-		if room = p.roomLocked(); p.hand {
+	err = p.wait(p.ctx, inc, func() bool {
+		if room = p.roomLocked(); room == 0 {
+			p.leavePlace(inc)
+		}
+		if p.hand {
 			hands = max(p.waiting-len(p.ready), 0)
 		}
 		return room > 0
-	}
-	p.mu.Lock()
-	ok := so()
-	p.mu.Unlock()
-	if !ok {
-		p.leavePlace(inc)
-	}
-	err = p.wait(p.ctx, inc, so)
+	})
 	return room, hands, err
 }
 

@@ -54,17 +54,9 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 			return e, nil // the Session was closed before the reply: the removal may be applied
 		case !session.IsClosed(removal.done):
 			// The servers may have applied the removal, or may apply it later. So the caller gets the
-			// element, although ctx has ended. If the servers never apply the removal, another call
-			// gets the element too.
-			q.m.Spawn(func() {
-				_, stay := q.m.BeforeClose()
-				defer stay()
-				select {
-				case <-removal.done:
-					c.decide(it, untried, nil) // only if the servers have refused the removal
-				case <-q.m.Over:
-				}
-			})
+			// element, although ctx has ended. If they refuse the removal, the element returns, and
+			// another call gets it too.
+			c.decide(it, untried, nil)
 			return e, nil
 		case c.lost() == nil || isOver(err):
 			c.settleNow(ctx, it, untried, nil)
