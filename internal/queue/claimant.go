@@ -203,10 +203,8 @@ func (c *claimant) lost() error {
 	return nil // by `rest`: a claimant without claims has lost none
 }
 
-// The method `claim` claims `es`, which are free elements of `t`. If another transaction has
-// written the bucket since `t` was read, `claim` returns no items and no error.
-//
-// The same write also records `es[:hands]` as in hand.
+// The method `claim` claims `es`, which are free elements of `t`, and records `es[:hands]` as in hand. If
+// another transaction has written the bucket since `t` was read, the error is errOutrun.
 func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
@@ -230,7 +228,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	case mine || known.version > t.version:
 		// The claimant has written the board since `t` was read, and may have claimed `es` already. If the
 		// reply to a new claim were lost, its line could not show whether the servers have applied the claim.
-		return nil, nil
+		return nil, errOutrun
 	}
 	next := c.next(t)
 	line := next.lines[c.mark]
@@ -244,10 +242,10 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	if err != nil {
 		switch {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
-			err = nil
+			err = errOutrun
 		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
 			c.q.Skips.skip(pausedName, -1) // this client's claims do not check for a pause
-			err = nil
+			err = errOutrun
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
 			c.q.Skips.Unreadable(t.name, -1, t.name, err)
 			err = errBarred
@@ -272,9 +270,9 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 
 // The method `obtain` claims elements with the method `claim`, and reads them at the same time. If the
 // claim succeeds, the data is valid: no other consumer has had the elements since the search. The
-// result `ok` says whether the claim has succeeded. Then `items` has no item of a deleted element,
-// and no item of an unreadable element, which returns to the queue.
-func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok bool, err error) {
+// result has no item of a deleted element, and no item of an unreadable element, which returns to the
+// queue.
+func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err error) {
 	var nodes []session.Node
 	var failure error
 	done := make(chan struct{})
@@ -283,36 +281,36 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, ok b
 		nodes, failure = c.inc.GetVisible(session.Finishing, pathsOf(c.q.dir, es, (*element).key))
 	})
 	claimed, err := c.claim(t, es, hands)
-	if err != nil || claimed == nil {
-		return nil, false, err
+	if err != nil {
+		return nil, err
 	}
 	<-done
-	if failure != nil {
-		for _, it := range claimed {
-			c.decide(it, untried, nil)
-		}
-		return nil, true, failure
-	}
 	c.mu.Lock()
-	for i, n := range nodes {
-		switch it := claimed[i]; {
-		case n.Stat == nil:
+	for i, it := range claimed {
+		switch {
+		case failure != nil:
+			c.enterLocked(it, untried, nil)
+		case nodes[i].Stat == nil:
 			c.dropLocked(it)
-		case hidden(n):
+		case hidden(nodes[i]):
 			c.enterLocked(it, untried, nil)
 			defer c.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
 		default:
-			it.read(n)
+			it.read(nodes[i])
 			items = append(items, it)
 		}
 	}
 	c.mu.Unlock()
-	return items, true, nil
+	return items, failure
 }
 
-// errBarred means that the servers refuse to let this client write a bucket. Consumers skip the
-// bucket for a while.
-var errBarred = errors.New("zsync: BUG: the bucket is passed over")
+var (
+	errOutrun = errors.New("zsync: BUG: another claim was faster")
+
+	// errBarred means that the servers refuse to let this client write a bucket. Consumers skip the
+	// bucket for a while.
+	errBarred = errors.New("zsync: BUG: the bucket is passed over")
+)
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
 // claimant's new line. The numbers in the old line that have no item are settled: the new board lists

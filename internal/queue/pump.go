@@ -230,12 +230,16 @@ func (p *pump) session(inc *session.Incarnation) error {
 // entry of the last, or nil.
 func (p *pump) returnReady() (last *entry) {
 	p.mu.Lock()
-	ready := p.ready
-	p.ready = nil
-	p.mu.Unlock()
-	for _, it := range ready {
+	defer p.mu.Unlock()
+	return p.returnLocked(0)
+}
+
+// returnLocked returns the ready elements to the queue, except the first n.
+func (p *pump) returnLocked(n int) (last *entry) {
+	for _, it := range p.ready[n:] {
 		last, _ = it.c.decide(it, untried, nil)
 	}
+	p.ready = p.ready[:n:n]
 	return last
 }
 
@@ -272,26 +276,39 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	}
 	p.setClaiming(true)
 	defer p.setClaiming(false)
-	items, ok, err := c.obtain(p.found.lot, es, hands)
-	switch {
-	case err == errBarred:
+	items, err := c.obtain(p.found.lot, es, hands)
+	switch err {
+	case nil:
+	case errBarred:
 		p.found = nil
 		return nil
-	case !ok && err == nil:
+	case errOutrun:
 		return p.makeWay()
-	case !ok:
+	default:
 		return err
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
 	// 4. Give the items to the consumers.
 	items = slices.DeleteFunc(items, p.q.spent)
-	p.fill(items, len(es) == room)
+	size := 0
+	for _, it := range items {
+		size += it.size
+	}
+	p.mu.Lock()
+	if len(es) == room && p.starved {
+		p.ahead = min(max(2*p.ahead, 2), p.most)
+	}
+	p.size, p.starved = size/max(len(items), 1)+1, false
+	p.ready = append(p.ready, items...)
+	p.timer.Reset(shedEvery)
+	p.changeLocked()
+	p.mu.Unlock()
 	// 5. Leave the line if there are more elements than room, so that the next consumers in the
 	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
 	if p.claims++; p.place != "" && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.othersWait(inc)) {
 		p.leavePlace(inc)
 	}
-	return err
+	return nil
 }
 
 // maxClaims is the number of claims after which a pump leaves its place in the line if another
@@ -351,25 +368,6 @@ func (p *pump) setClaiming(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.claiming = on
-}
-
-// The method `fill` gives claimed items to the consumers. If the claim has filled all room, `most`
-// is true.
-func (p *pump) fill(items []*item, most bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if most && p.starved {
-		p.ahead = min(max(2*p.ahead, 2), p.most)
-	}
-	p.starved = false
-	size := 0
-	for _, it := range items {
-		size += it.size
-	}
-	p.size = size/max(len(items), 1) + 1
-	p.ready = append(p.ready, items...)
-	p.timer.Reset(shedEvery)
-	p.changeLocked()
 }
 
 // roomLocked returns the number of elements that the pump may claim now. An offered item counts as
@@ -460,10 +458,7 @@ func (p *pump) shed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.mostLocked(); n < len(p.ready) && !p.claiming {
-		for _, it := range p.ready[n:] {
-			it.c.decide(it, untried, nil)
-		}
-		p.ready = p.ready[:n:n]
+		p.returnLocked(n)
 	}
 	if len(p.ready) > 1 {
 		p.timer.Reset(shedEvery)

@@ -97,7 +97,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 			switch it, err = q.claimNow(ctx, inc, f); {
 			case errors.Is(err, session.ErrVanished), err == errBarred:
 				continue // the mark was deleted, by its claimant or another client; or the bucket is skipped from now on
-			case err != nil || it != nil:
+			case err != nil && err != errOutrun || it != nil:
 				return err
 			}
 			if spread = min(8*spread, maxSpread); !f.more {
@@ -111,8 +111,8 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 	return it, err
 }
 
-// claimNow claims the first element of a finding, and reads it. It returns nil without an error if another
-// client was faster. If ctx ends first, the element returns to its position.
+// claimNow claims the first element of a finding, and reads it. It returns nil if the element was deleted.
+// If ctx ends first, the element returns to its position.
 func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *finding) (*item, error) {
 	c, err := q.enlist(inc)
 	if err != nil {
@@ -120,7 +120,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 	}
 	return Detached(ctx, q.m, func() (*item, error) {
 		defer c.leave()
-		items, _, err := c.obtain(f.lot, f.es[:1], 0)
+		items, err := c.obtain(f.lot, f.es[:1], 0)
 		if len(items) == 0 {
 			return nil, err
 		}
