@@ -8,9 +8,6 @@ import (
 	"strings"
 )
 
-// This file reads and writes boards. A board is the record of the claimed elements of a bucket.
-// The file does not decide which elements are claimed, and does no I/O.
-
 // The type `board` is the data of a bucket. It records which mark has claimed which numbers:
 //
 //	4be0643f1d98573b 0-127,200 130   a mark, its claimed numbers, and its numbers in hand
@@ -30,8 +27,8 @@ type board struct {
 // among them that are in hand.
 type hold struct{ claimed, hand spans }
 
-// parseBoard parses the result of `marshal`. It ignores text that it does not understand. An
-// operator, or a program with another layout, may have written such text.
+// parseBoard parses the result of `marshal`. It ignores text that it does not understand: an operator may
+// have written it.
 func parseBoard(data []byte) *board {
 	b := &board{lines: make(map[string]hold), tried: make(map[int32]int)}
 	for line := range strings.SplitSeq(string(data), "\n") {

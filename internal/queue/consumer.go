@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// This file offers claimed elements to the program. A consumer offers an element only while the
-// claim is confirmed. pump.go claims elements, and settle.go settles them.
+// This file offers claimed elements to the program, while their claims are confirmed.
 
 // The type `consumer` offers the elements that a pump claims.
 type consumer struct {

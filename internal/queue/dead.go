@@ -16,9 +16,7 @@ import (
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
-// This file stores, reads and removes dead letters, for all layouts. Its callers decide which
-// elements become dead letters: elements that could not be decoded, were rejected, or were delivered
-// too often. They stay until a program or a sweep removes them.
+// This file stores, reads and removes dead letters, for all layouts.
 //
 // One transaction moves an element to <path>-dead/dead-<priority>-<16 random digits>-<seq>, with
 // its data unchanged. It also creates the znode why-<the same 16 digits>, with the reason, the

@@ -28,11 +28,9 @@ var (
 type Settings struct {
 	Path string // as the program knows it, for messages
 
-	// The engine calls Decode for each claimed element before a consumer offers the element. Take
-	// calls Decode before it removes an element. The result of Decode becomes Element.Value. If
-	// Decode returns an error, the element is a misfit, and becomes a dead letter. After several
-	// misfits in a row, the consumer itself may be at fault. Then the engine leaves further misfits
-	// in the queue for a while, and reports the error.
+	// The engine calls Decode for each claimed element before a consumer offers the element, or Take
+	// removes it. The result becomes Element.Value. If Decode returns an error, the element is a
+	// misfit: see skip.go.
 	Decode func(data []byte) (any, error)
 
 	Prefetch      int           // largest number of elements that the consumers may claim ahead
@@ -45,9 +43,8 @@ type Settings struct {
 }
 
 // An Engine is a queue in one layout of znodes. All methods may be called concurrently. A method
-// with a context returns at the latest when the context ends. Lost connections and lost sessions do
-// not make it fail. If the context ends before the result is known, the outcome is unknown, unless
-// the method's comment says otherwise.
+// returns at the latest when its context ends. Then the outcome is unknown, unless the method's
+// comment says otherwise. Lost connections and lost sessions do not make it fail.
 type Engine interface {
 	// Send stores the elements of `b` at the end of the queue, in order and exactly once. It stores
 	// all elements or none. Batches are stored in the order of the calls, even if several
@@ -64,19 +61,17 @@ type Engine interface {
 	Join(ctx context.Context, o Joining) Consumer
 
 	// Receive waits for an element that decodes. It claims this element and up to n-1 more elements
-	// that are ready. For each Item, Receive calls `got` and then `Handed`. If the Session is
-	// closed after `Handed`, the claim ends, and the Item has no Value. Receive claims nothing
-	// ahead. If Receive fails, it has claimed nothing.
+	// that are ready, and nothing ahead. For each Item, Receive calls `got` and then `Handed`. If the
+	// Session is closed after `Handed`, the Item has no Value. If Receive fails, it has claimed nothing.
 	Receive(ctx context.Context, n int, got func(Item)) error
 
-	// Take removes the first element that no consumer has claimed, and returns it. If there is no
-	// such element, Take returns nil, and does not wait for new elements. If Take has claimed an
-	// element but does not return it, because ctx ends, the element goes back to its position.
+	// Take removes the first element that no consumer has claimed, and returns it, or nil if there is
+	// none. If ctx ends after Take has claimed an element, the element goes back to its position.
 	// Session.Close waits for that return.
 	Take(ctx context.Context) (*Element, error)
 
-	// Peek returns the element that `Take` would have returned a moment ago, and writes nothing. It
-	// does not decode the element.
+	// Peek returns the element that `Take` would have returned a moment ago, without a Value. It writes
+	// nothing.
 	Peek(ctx context.Context) (*Element, error)
 
 	// Len returns the number of elements in the queue, including claimed and delayed
@@ -94,15 +89,13 @@ type Engine interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 
-	// Clear removes all elements that no consumer has claimed, including delayed elements. It
-	// removes the last element first, and returns the number of removed elements. If Clear fails,
-	// it may have removed some elements.
+	// Clear removes all elements that no consumer has claimed, including delayed elements, the last
+	// first. It returns their number, also if it fails.
 	Clear(ctx context.Context) (int, error)
 
-	// Letters yields the dead letters, the oldest first. It lists the letters once. If another
-	// client removes a letter before Letters reads it, Letters leaves the letter out. If the
-	// servers refuse to let the client read a letter, Letters yields its metadata with
-	// zk.ErrNoAuth, and continues. On any other error, the caller should stop.
+	// Letters yields the dead letters, the oldest first, and leaves out removed ones. If the servers
+	// refuse to let the client read a letter, Letters yields its metadata with zk.ErrNoAuth, and
+	// continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
 	// Discard removes a dead letter. The error is zk.ErrNoNode if the letter does not exist.
@@ -153,28 +146,21 @@ type Joining struct {
 type Consumer interface {
 	// Next waits for a claimed element that the caller may offer now: the client is connected and
 	// the claim is valid. If attempts are limited and `Hand` is set, the servers have also recorded
-	// the attempt.
+	// the attempt. So call `Next` only when the program is ready for the element.
 	//
-	// Next fails if the consumer's context has ended or the Session is being closed. If `Odd` is
-	// set, Next also returns the errors that keep the consumer from consuming.
-	//
-	// Call `Next` only when the program is ready for the element. If the program still works on
-	// another element and the process is killed, both elements count as tried.
-	//
-	// The caller must call `Taken`, `Handed` or PutBack of the Item before it calls `Next` again.
+	// Next fails if the consumer's context has ended or the Session is being closed. The caller must
+	// call `Taken`, `Handed` or PutBack of the Item before it calls `Next` again.
 	Next() (Item, error)
 
-	// Poll returns another claimed element that the caller may offer now, or nil if none is ready. Apart
-	// from that, it is like `Next`.
+	// Poll is like `Next`, but returns nil if no claimed element is ready.
 	Poll() Item
 
 	// Leaving returns a channel that is closed when the consumer's context ends or the Session
 	// begins to close.
 	Leaving() <-chan struct{}
 
-	// Leave ends the consumer. For the last consumer, Leave also returns all elements that were
-	// claimed ahead, and waits a moment for that. The caller may call Leave while another goroutine
-	// is in `Next`. A second call of Leave waits for the first.
+	// Leave ends the consumer, also during a call of `Next`. For the last consumer, it returns all
+	// elements that were claimed ahead, and waits a moment for that. A second call waits for the first.
 	Leave()
 }
 
@@ -204,9 +190,7 @@ type Item interface {
 	// Item.
 	Withdrawn() (down, over <-chan struct{})
 
-	// Taken is called when the program has taken the element. Taken removes the element in the
-	// background. If the session ends before the removal is applied, another consumer can receive
-	// the element too.
+	// Taken is called when the program has taken the element. Taken removes it in the background.
 	Taken()
 
 	// Handed is called when the program has taken the element and will settle it. If the claim is
@@ -214,34 +198,29 @@ type Item interface {
 	Handed()
 
 	// PutBack is called if the program did not take the element. One of the Engine's consumers
-	// offers the element next. If the Engine has no consumers, it returns the element to its
-	// position in the queue. PutBack does not count as an attempt.
+	// offers it next. Without consumers, it returns to its position in the queue, untried.
 	PutBack()
 
 	// SetAside moves an offered misfit to the dead letters, unless the misfit is settled.
 	SetAside()
 
-	// Settle decides the Fate of the element. Only the first decision counts. A later call of
-	// Settle with the same Fate returns the result of the first call. A later call with another
-	// Fate returns lock.ErrNotLocked.
+	// Settle decides the Fate of the element. Only the first decision counts: a later call with the same
+	// Fate returns its result, and with another Fate lock.ErrNotLocked.
 	//
-	// The engine carries the decision out while the claim is valid. If the servers refuse the
-	// decision, or ctx ends, Settle returns the error, and the engine continues in the background.
-	// While the client is disconnected, Settle does not wait for the result of the fates Return and
-	// Later. If the claim is lost, the error is session.ErrLost with the reason of the loss:
-	// another consumer may have the element.
+	// If the servers refuse the decision, or ctx ends, Settle returns the error, and the engine continues
+	// in the background while the claim is valid. If the claim is lost, the error is session.ErrLost with
+	// the reason. While the client is disconnected, Settle does not wait for the fates Return and Later.
 	Settle(ctx context.Context, s Settlement) error
 
 	// Txn removes the element and applies `ops`, in one transaction and exactly once. An operation
 	// is a request that go-zookeeper's Multi accepts, or a *Batch. Txn returns the response to
-	// each operation that is not a Batch. If the servers refuse an operation, the element stays
-	// claimed, and Txn returns the error of the first refused operation. All other errors are the
-	// errors of Settle.
+	// each operation that is not a Batch. If the servers refuse one, the element stays claimed, and Txn
+	// returns that error. All other errors are the errors of Settle.
 	Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
 
-	// Context returns a context that ends with the claim. If the claim was lost, the context ends
-	// before another consumer can get the element, and the cause of the context is session.ErrLost
-	// with the reason. If the element was settled, the cause is context.Canceled.
+	// Context returns a context that ends with the claim. If the claim was lost, it ends before another
+	// consumer can get the element, and its cause is session.ErrLost with the reason. Otherwise, the
+	// cause is context.Canceled.
 	Context() context.Context
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file finds free elements with few requests, however long the queue is. It does not claim
-// them: see claimant.go. It does not wait for them: see idle.go. A search has three steps:
+// This file finds free elements with few requests, however long the queue is. claimant.go claims them,
+// and idle.go waits for them. A search has three steps:
 //
 //  1. List the buckets, and read many of them at once. The board of a bucket shows the claimed
 //     elements. The Stat of the bucket shows whether there are other elements, without a listing.
@@ -316,10 +316,8 @@ func (q *core) soonest(ctx context.Context, inc *session.Incarnation, lots []*lo
 }
 
 // After a listing of the marks, the client assumes for the time aliveFor that the listed marks
-// exist. It does not assume this if the client has had another mark since. The client's earlier mark
-// is perhaps in the listing, and was perhaps deleted at the end of its session. If the client took
-// that mark for alive, an only consumer would skip elements that it had claimed before, and would
-// deliver later elements first.
+// exist, unless it has had another mark since. If it took its earlier mark for alive, an only consumer
+// would skip elements that it had claimed before, and would deliver later elements first.
 const aliveFor = time.Second
 
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
@@ -370,10 +368,9 @@ func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, 
 	return others, nil
 }
 
-// The function `pick` chooses a lot at random, and returns its index. It chooses among the first
-// lots of one priority that may have free elements. There are at most `spread` of these lots. If
-// the first of them is delayed, `pick` chooses that lot. If no lot may have free elements, `pick`
-// returns -1.
+// The function `pick` returns the index of a random lot among the first lots of one priority that may
+// have free elements, at most `spread`. If the first of them is delayed, it is that lot. If no lot may
+// have free elements, `pick` returns -1.
 func pick(lots []*lot, spread int) int {
 	var choice []int
 	for i, t := range lots {
@@ -420,9 +417,9 @@ func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []buc
 // its data.
 func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength) != len(n.Data) }
 
-// deleteEmpty forgets the listings of empty lots. It deletes each empty lot to which producers no longer add elements: the lot has a
-// successor, or its time has passed. The argument `all` has the buckets of `lots` and all buckets
-// after them.
+// deleteEmpty forgets the listings of empty lots, and deletes those to which producers no longer add
+// elements: the lot has a successor, or its time has passed. The argument `all` has the buckets of
+// `lots` and all buckets after them.
 func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
@@ -441,10 +438,9 @@ func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) 
 	}
 }
 
-// The method `list` lists the elements of one `lot`. It remembers the listing, and uses that
-// listing until an element is added, because the board shows removed elements. If the lot has lines
-// of deleted marks, or the queue has keys, the board does not suffice. In this case, `list` reads
-// the listing again after each removal, too.
+// The method `list` lists the elements of one `lot`. It uses the last listing until an element is
+// added, because the board shows removed elements. If the lot has lines of deleted marks, or the queue
+// has keys, the board does not suffice: then `list` lists again after each removal, too.
 func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	before, ok := q.listings.Load(t.name)
 	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
@@ -468,28 +464,23 @@ func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error
 //
 // If an element has a key, the znode "keys" exists: producers check it in the transaction that
 // stores the element. Every claim writes "keys", and checks that its version has not changed since
-// the beginning of the search. So the claims of such a queue are in one order, and no other claim
-// is applied between a search and its claim. Other events can happen between the two:
+// the beginning of the search. So no other claim is applied between a search and its claim. Other
+// events can happen between the two:
 //
 //   - An element is removed, cancelled, or made a dead letter. That frees its key. The search still
 //     saw the element, so it does not find the next element of the key. The removal rings the bell,
-//     so another search finds that next element. Clear removes the last element of a key first, so
-//     it frees no element that it is about to remove.
-//   - An element returns to its position, because its consumer returned it or crashed. The element
-//     existed all the time. So the other elements of its key have waited for it, and still wait.
+//     so another search finds it.
+//   - An element returns to its position. It existed all the time. So the other elements of its key
+//     have waited for it, and still wait.
 //   - A consumer returns an element with the fate Later, and so moves the element to another
 //     bucket. The transaction writes "keys" too. Without that write, a search could read the new
-//     bucket before the move and the old bucket after the move. That search would miss the element,
-//     and its consumer would claim the next element of the key. In the new bucket, the element
-//     still comes before all others of its key. The others wait for this element, even while it is
-//     not due.
-//   - A producer sends an element, or a delayed element becomes due. This element may come before
-//     the claimed element. That does no harm: the producer could have sent it a moment after the
-//     claim.
+//     bucket before the move and the old bucket after the move, and its consumer would claim the next
+//     element of the key. In the new bucket, the element still comes before all others of its key.
+//     They wait for it, even while it is not due.
+//   - A producer sends an element, or a delayed element becomes due, before the claimed element. That
+//     does no harm: the producer could have sent it a moment after the claim.
 //
-// An element that was sent with a delay does not block its key before it is due. Consumers claim
-// elements of different priorities by priority, as without keys. But they claim the elements of one
-// key one at a time, even if the elements have different priorities.
+// An element that was sent with a delay does not block its key before it is due.
 
 // The method `guard` returns the function `may`, which reports whether the key of an element allows
 // a claim. The caller must call `may` in the order of the lots. The method lists each lot with
@@ -534,9 +525,8 @@ func (q *core) guard(ctx context.Context, inc *session.Incarnation, lots []*lot,
 	}, nil
 }
 
-// The method `exclusion` returns operations for a claim in the lot. The servers refuse them if
-// another claim was applied, or an element was moved, since the lot was read. For a queue without
-// keys, there are no such operations.
+// The method `exclusion` returns operations for a claim in the lot. With keys, the servers refuse them
+// if another claim was applied, or an element was moved, since the lot was read.
 func (t *lot) exclusion(dir string) []any {
 	if !t.keyed {
 		return nil

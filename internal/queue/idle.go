@@ -11,20 +11,17 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file makes idle consumers wait. An element that is sent to an empty queue wakes two of these
-// consumers, however many are idle. pump.go claims elements.
+// This file makes idle consumers wait: an element that is sent to an empty queue wakes two of them.
 //
 // A consumer that finds no free element waits in a line, <path>-consumers. The first two in the
-// line watch the bell, the data of the queue's znode. Every Send writes the bell, and so does every
-// client that returns elements. The second consumer searches a moment after the first, in case the
-// first hangs. The first consumer also watches the marks: when a mark is deleted, its claimed
+// line watch the bell (see layout.go). The second consumer searches a moment after the first, in case
+// the first hangs. The first consumer also watches the marks: when a mark is deleted, its claimed
 // elements are free.
 
-// The name of a place ends in turnBase and a number.
-const turnBase = "turn-"
-
-// The second consumer in the line searches later than the first, by the time secondAfter.
-const secondAfter = 10 * time.Millisecond
+const (
+	turnBase    = "turn-"               // the name of a place ends in this and a number
+	secondAfter = 10 * time.Millisecond // the second consumer searches later than the first by this time
+)
 
 // The method `enter` joins the line at its end.
 func (p *pump) enter(inc *session.Incarnation) error {
@@ -61,8 +58,7 @@ func (p *pump) awaitPlace(inc *session.Incarnation) (err error) {
 		if p.among {
 			return nil
 		}
-		// While both places directly ahead exist, this place is not among the first two. So the pump
-		// waits until either of these two is deleted, and watches no others.
+		// While both places directly ahead exist, this place is not among the first two.
 		paths := pathsOf(dir, all[i-2:i], func(c lock.Child) string { return c.Name })
 		var watches []*conn.Watch
 		for _, path := range paths {

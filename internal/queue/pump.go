@@ -12,15 +12,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file brings elements from the queue to the consumers of one Queue value. It claims enough
-// elements ahead for fast consumers, and leaves the others to other clients. find.go searches for
+// This file brings elements from the queue to the consumers of one Queue value. find.go searches for
 // elements, and idle.go waits for new elements. consumer.go offers the elements, and settle.go
 // settles them.
 
 // The type `pump` claims elements for the consumers of one Queue value: see the method `step`. At
 // first, it claims no element ahead. If a claim has filled all room, and a consumer has waited
 // since the previous claim, the pump claims two elements ahead, and then doubles their number, up to the
-// prefetch. So a slow consumer leaves the other elements to other clients.
+// prefetch. It leaves the other elements to other clients.
 type pump struct {
 	q      *core
 	of     **pump // the field of `q` that has this pump while it has consumers
@@ -77,9 +76,8 @@ func (q *core) join(of **pump, most int) *pump {
 }
 
 // The method `leave` ends a consumer. When the last consumer leaves, the pump returns the elements
-// that are claimed ahead. The method waits a moment for the return, so that the next consumer finds
-// the elements in their positions. Without a session, no element is claimed, and `leave` does not
-// wait.
+// that are claimed ahead. The method waits a moment for that, so that the next consumer finds the
+// elements in their positions. Without a session, no element is claimed.
 func (p *pump) leave() {
 	p.q.mu.Lock()
 	p.consumers--
@@ -172,8 +170,7 @@ func (p *pump) takeLocked() *item {
 	return nil
 }
 
-// The method `done` ends an offer. It does not wake the pump: the consumer does when it calls `next`
-// again.
+// The method `done` ends an offer. The next call of `next` wakes the pump.
 func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,9 +191,7 @@ func (p *pump) run() {
 			try = 0
 			continue // another client has deleted the mark, or the place
 		}
-		// An operator may repair the cause on the servers, such as a missing permission. So the
-		// pump tries again, and the consumers stay.
-		p.q.Complain(err)
+		p.q.Complain(err) // an operator may repair the cause, such as a missing permission: the pump tries again
 		select {
 		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
 		case <-p.ctx.Done():
@@ -204,8 +199,7 @@ func (p *pump) run() {
 	}
 }
 
-// The method `session` is the part of `run` in one ZooKeeper session: it claims elements until
-// `step` fails.
+// The method `session` claims elements in one ZooKeeper session, until `step` fails.
 func (p *pump) session(inc *session.Incarnation) error {
 	if err := p.q.vet(p.ctx, inc); err != nil {
 		return err

@@ -15,10 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file settles each claimed element exactly once, even if replies or sessions are lost.
-// claimant.go makes claims and writes the boards.
-//
-// A returned element stays in its bucket, and claimant.post writes the board. Every other fate
+// This file settles each claimed element exactly once, even if replies or sessions are lost. A returned element stays in its bucket, and claimant.post writes the board. Every other fate
 // deletes the element, in one transaction:
 //
 //	check(mark) + delete(element) + operations of the fate
@@ -301,8 +298,7 @@ func (c *claimant) deleted(es []*entry) (bool, error) {
 	if err != nil || there > 0 {
 		return false, err
 	}
-	// The elements do not exist. If the mark still exists, this claimant has deleted the elements.
-	// If the mark does not exist, another client may have claimed and deleted them.
+	// If the mark does not exist either, another client may have claimed and deleted the elements.
 	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 	if err == nil && stat == nil {
 		c.lose(c.inc.Deleted())

@@ -9,13 +9,10 @@ import (
 )
 
 // This file keeps bad elements from blocking the queue: it remembers the elements that a consumer
-// skips for a while. There are two kinds of such elements: elements that the servers do not let
-// this client read, and elements that do not decode, after several others in a row that did not
-// decode. It also remembers which znodes the servers do not let this client write. dead.go stores
-// dead letters.
+// skips for a while. The servers do not let this client read them, or they do not decode, as several
+// others in a row before them. It also remembers which znodes the servers do not let this client write.
 
-// A consumer skips an element for the time skipFor. Within that time, an operator may repair the
-// cause.
+// A consumer skips an element for the time skipFor.
 const skipFor = time.Minute
 
 // maxMisfits is the largest number of elements in a row that become dead letters because they do
@@ -100,8 +97,8 @@ func (s *Skipper) Next() (at time.Time) {
 	return at
 }
 
-// Fits is called when an element has decoded. That success shows that the misfits are at fault, and
-// not the consumer. So Fits ends the skips of misfits.
+// Fits is called when an element has decoded. So the misfits are at fault, and not the consumer. Fits
+// ends their skips.
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +113,7 @@ func (s *Skipper) Fits() {
 }
 
 // Misfit is called for an element that did not decode. If it returns nil, the element should become
-// a dead letter. If it returns an error, the element stays in the queue, for the reason in the
-// error.
+// a dead letter. If it returns an error, the element stays in the queue.
 func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	s.mu.Lock()
 	if s.streak < maxMisfits {
@@ -141,8 +137,7 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 }
 
 // Unreadable is called with the error of a read. If the servers refuse to let the client read the
-// znode, Unreadable returns true, and consumers skip the element or bucket from then on. A znode
-// that does not exist is not skipped.
+// znode, Unreadable returns true, and consumers skip the element or bucket from then on.
 func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false

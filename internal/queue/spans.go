@@ -7,9 +7,6 @@ import (
 	"strings"
 )
 
-// This file has sets of numbers in the compact form in which a board stores them. It does not
-// interpret the numbers.
-
 // The type `span` is the numbers from a to b, both included.
 type span struct{ a, b int32 }
 
@@ -54,8 +51,7 @@ func spansOf(numbers []int32) spans {
 	return setOf(all)
 }
 
-// The method `union` returns the set of all numbers in `s` and in `t`. It adds all spans of `t` at
-// once, and so copies `s` only once.
+// The method `union` returns the set of all numbers in `s` and in `t`.
 func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
 // String returns the set as text, for example 0-127,130.
@@ -74,8 +70,7 @@ func (s spans) String() string {
 	return b.String()
 }
 
-// parseSpans parses the result of the method String. It ignores text that it does not understand,
-// because an operator may have written that text.
+// parseSpans parses the result of the method String. It ignores text that it does not understand.
 func parseSpans(text string) spans {
 	var all []span
 	for part := range strings.SplitSeq(text, ",") {
