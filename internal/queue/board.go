@@ -83,9 +83,6 @@ func (b *board) marshal() (out []byte) {
 	return out
 }
 
-// The method `taken` returns the numbers that are claimed or never used again.
-func (b *board) taken() spans { return b.gone.union(b.claimed()) }
-
 func (b *board) claimed() spans {
 	var all []span
 	for _, h := range b.lines {

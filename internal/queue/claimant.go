@@ -55,24 +55,18 @@ type claimant struct {
 // whenIdle is the time after which a claimant without users and items ends.
 const whenIdle = 10 * time.Second
 
-// The method `mark` returns the name of the newest claimant's mark, or "" if that claimant's claims
-// are lost.
-func (q *core) mark() string {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if c := q.claimant; c != nil && c.held.Err() == nil {
-		return c.mark
-	}
-	return ""
-}
-
 // The method `enlist` returns the claimant of a session. The caller may claim elements with that
 // claimant until it calls the claimant's method `leave`.
 func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if c := q.claimant; c != nil && c.inc == inc && c.use() {
-		return c, nil
+	if c := q.claimant; c != nil && c.inc == inc {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.ended && c.held.Err() == nil {
+			c.users++
+			return c, nil
+		}
 	}
 	leaving, stay := q.m.BeforeClose()
 	if session.IsClosed(leaving) || session.IsClosed(q.m.Closing) {
@@ -93,17 +87,6 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		c.finish(leaving)
 	})
 	return c, nil
-}
-
-// The method `use` adds a user. It returns false if the claimant has ended.
-func (c *claimant) use() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended || c.held.Err() != nil {
-		return false
-	}
-	c.users++
-	return true
 }
 
 // The method `leave` removes a user.

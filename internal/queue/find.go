@@ -324,8 +324,11 @@ const aliveFor = time.Second
 // lines. Its result is true if the board of a lot with elements keeps a line of another mark. If
 // `watch` is set, `bury` lists the marks even if the last listing is fresh.
 func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
-	mine, foreign, unknown := q.mark(), false, false
+	mine, foreign, unknown := "", false, false
 	q.mu.Lock()
+	if c := q.claimant; c != nil && c.held.Err() == nil {
+		mine = c.mark
+	}
 	alive := q.alive
 	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
 	q.mu.Unlock()
@@ -408,7 +411,7 @@ func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []buc
 	}
 	others, err = q.bury(ctx, inc, lots, watch)
 	for _, t := range lots {
-		t.taken = t.board.taken()
+		t.taken = t.board.gone.union(t.board.claimed())
 	}
 	return lots, others, err
 }

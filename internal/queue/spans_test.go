@@ -133,7 +133,7 @@ func TestBoardsAreReadAsTheyWereWritten(t *testing.T) {
 // What an engine before this one has written there, or a person, claims nothing.
 func TestABoardThatIsNotUnderstoodIsEmpty(t *testing.T) {
 	for _, text := range []string{"0-17,20", "0-17 20", "gone", "tried 1:x,-1:2", "\x00\n 0"} {
-		if b := parseBoard([]byte(text)); len(b.lines)+len(b.taken())+len(b.tried) != 0 {
+		if b := parseBoard([]byte(text)); len(b.lines)+len(b.gone)+len(b.claimed())+len(b.tried) != 0 {
 			t.Errorf("%q is read as %+v", text, b)
 		}
 	}
@@ -173,7 +173,7 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 			}
 		}
 		next := l.next()
-		taken := next.taken()
+		taken := next.gone.union(next.claimed())
 		for _, e := range l.elements {
 			if owned := l.board.lines["alive"].claimed.has(e.seq); taken.has(e.seq) != owned {
 				t.Fatalf("%d is taken: %v, want %v", e.seq, taken.has(e.seq), owned)
