@@ -289,10 +289,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err 
 
 var (
 	errOutrun = errors.New("zsync: BUG: another claim was faster")
-
-	// errBarred means that the servers refuse to let this client write a bucket. Consumers skip the
-	// bucket for a while.
-	errBarred = errors.New("zsync: BUG: the bucket is passed over")
+	errBarred = errors.New("zsync: BUG: the bucket is passed over") // the servers refuse to let this client write it
 )
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
@@ -608,8 +605,7 @@ func (c *claimant) bell() []any {
 	return []any{ring(c.q.dir)}
 }
 
-// dropLocked removes an item from the claimed items. If the element was deleted, the claimant's line
-// has its number until the claimant writes the board again.
+// dropLocked removes an item from the claimed items, after its fate was carried out.
 func (c *claimant) dropLocked(it *item) {
 	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
 		delete(c.items, it.bucket)

@@ -69,9 +69,8 @@ func (c *consumer) present(it *item) bool {
 		c.p.done()
 		return false
 	}
-	// A consumer offers no element while the client is disconnected: the program could take the
-	// element, but the removal could not reach the servers. If the session then expired, another
-	// consumer could get the element too.
+	// While the client is disconnected, the program could take the element, but the removal could not reach
+	// the servers. If the session then expired, another consumer could get the element too.
 	if it.c.inc.Connection(c.Ctx) != nil || !it.c.stands(c.Ctx) {
 		it.PutBack()
 		return false

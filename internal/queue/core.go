@@ -14,9 +14,8 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file creates the engine of zsync's own layout, and has the parts that the other files share:
-// decoding elements, committing transactions and reporting errors. send.go stores elements, pump.go
-// claims them, and settle.go settles them.
+// This file has the engine of zsync's own layout. send.go stores elements, pump.go claims them, and
+// settle.go settles them.
 
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {

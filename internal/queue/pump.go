@@ -237,8 +237,7 @@ func (p *pump) returnLocked(n int) (last *entry) {
 	return last
 }
 
-// staleAfter is the maximum age of a finding that the pump uses. After that time, other elements
-// may be the first.
+// staleAfter is the maximum age of a finding: after that time, other elements may be the first.
 const staleAfter = 50 * time.Millisecond
 
 // maxBatch is the largest number of elements that the pump claims at once.
@@ -297,19 +296,17 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	p.timer.Reset(shedEvery)
 	p.changeLocked()
 	p.mu.Unlock()
-	// 5. Leave the line if there are more elements than room, so that the next consumers in the
-	//    line can claim them. Leave the line also after maxClaims claims, if another consumer waits.
+	// 5. Leave the line to the next consumers if there are more elements than room, or after maxClaims
+	//    claims.
 	if p.claims++; p.place != "" && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.othersWait(inc)) {
 		p.leavePlace(inc)
 	}
 	return nil
 }
 
-// maxClaims is the number of claims after which a pump leaves its place in the line if another
-// consumer waits.
-const maxClaims = 16
-
 const (
+	maxClaims  = 16 // in one turn, if another consumer waits
+	maxSpread  = 64
 	firstPause = 2 * time.Millisecond
 	maxPause   = 128 * time.Millisecond
 )
@@ -331,9 +328,6 @@ func (p *pump) makeWay() error {
 	p.pause = min(max(2*p.pause, firstPause), maxPause)
 	return session.Sleep(p.ctx, dice.Below(p.pause))
 }
-
-// maxSpread is the upper limit of the field `spread`.
-const maxSpread = 64
 
 // The method `choose` returns the elements that the pump claims next, at most `room`. The claim records
 // the first `hands` of them as in hand. Without a limit of attempts, these are the elements that

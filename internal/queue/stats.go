@@ -89,13 +89,10 @@ func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[
 	return hs, err
 }
 
-// Pause keeps all consumers from claiming elements, until `Resume` is called.
-//
-// While the znode "paused" exists, the servers refuse every claim, because the transaction of each
-// claim creates and deletes that znode. So no claim is applied after Pause, even if a consumer's
-// server lags. A search also looks for the znode, but only to save requests. Consumers that find no
-// free element wait in their line, and need no event when a pause begins. `Resume` deletes the
-// znode and rings the bell in one transaction, so it always wakes the first of these consumers.
+// Pause keeps all consumers from claiming elements, until `Resume` is called: while the znode "paused"
+// exists, the servers refuse every claim, which creates and deletes that znode. A search also looks for
+// it, but only to save requests. Consumers that find no free element wait in their line, and need no
+// event when a pause begins.
 func (q *core) Pause(ctx context.Context) error {
 	for {
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {

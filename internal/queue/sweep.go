@@ -25,12 +25,8 @@ import (
 //   - a call of Take, if no element is free and dead letters expire.
 
 const (
-	// After a sweep, the next sweep of the same process is due after the time sweepEvery, or
-	// earlier.
-	sweepEvery = 6 * time.Hour
-
-	// sweepAtOnce is the largest number of notes that a transaction deletes.
-	sweepAtOnce = 500
+	sweepEvery  = 6 * time.Hour
+	sweepAtOnce = 500 // the largest number of notes that a transaction deletes
 )
 
 // Sweep sweeps in the background, if the next sweep is due. It returns the time at which the next sweep
