@@ -579,7 +579,10 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 				next.tried[e.item.seq]++
 			}
 		}
-		with := c.bell()
+		var with []any
+		if !c.q.Skips.Skipped(bellName, -1) {
+			with = []any{ring(c.q.dir)}
+		}
 		rs, err = c.write(bucket, t.version, next, with...)
 		switch {
 		case err == nil:
@@ -595,14 +598,6 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 		}
 		t = nil
 	}
-}
-
-// The method `bell` returns the operation that rings the bell, unless the servers have refused it.
-func (c *claimant) bell() []any {
-	if c.q.Skips.Skipped(bellName, -1) {
-		return nil
-	}
-	return []any{ring(c.q.dir)}
 }
 
 // dropLocked removes an item from the claimed items, after its fate was carried out.

@@ -64,12 +64,11 @@ func (it *item) read(n session.Node) {
 // The type `entry` is the fate of an item.
 type entry struct {
 	Settlement
-	item  *item
-	with  *load         // for Remove: the program's operations in the same transaction, or nil
-	wait  time.Duration // time between the last refusal and this attempt; 0 before a refusal
-	alone bool          // the entry needs a transaction of its own
-	done  chan struct{}
-	err   error // read it only after `done` is closed
+	item *item
+	with *load         // for Remove: the program's operations in the same transaction, which has no other entry; or nil
+	wait time.Duration // time between the last refusal and this attempt; 0 before a refusal
+	done chan struct{}
+	err  error // read it only after `done` is closed
 }
 
 func (e *entry) close(err error) {
@@ -106,7 +105,7 @@ func (c *claimant) settled(it *item) bool {
 }
 
 func (c *claimant) enterLocked(it *item, s Settlement, with *load) {
-	it.final = &entry{Settlement: s, item: it, with: with, alone: with != nil, done: make(chan struct{})}
+	it.final = &entry{Settlement: s, item: it, with: with, done: make(chan struct{})}
 	if with == nil {
 		c.leaveLocked(it)
 	}
@@ -149,7 +148,7 @@ func (c *claimant) leaveLocked(it *item) {
 // The method `run` settles the entries in c.queue until there are none.
 func (c *claimant) run() {
 	for {
-		es := c.next500()
+		es := c.nextEntries()
 		if es == nil {
 			return
 		}
@@ -157,21 +156,14 @@ func (c *claimant) run() {
 	}
 }
 
-// next500 removes the entries of the next transaction from c.queue. It returns nil if there are
+// nextEntries removes the entries of the next transaction from c.queue. It returns nil if there are
 // none.
-func (c *claimant) next500() []*entry {
+func (c *claimant) nextEntries() []*entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	size, n := 4096, 0
-	for n < len(c.queue) && n < maxPost {
-		e := c.queue[n]
-		if size += 4*c.q.m.SizeOf(c.q.dir+"/"+e.item.key(), nil) + maxReason; e.Fate != Remove {
-			size += e.item.size
-		}
-		if n > 0 && (size > session.MaxPacket/2 || e.alone || c.queue[0].alone) {
-			break
-		}
-		n++
+	n := min(len(c.queue), maxPost)
+	if i := slices.IndexFunc(c.queue[:n], func(e *entry) bool { return e.with != nil }); i >= 0 {
+		n = max(i, 1)
 	}
 	if n == 0 {
 		c.running = false
@@ -187,15 +179,16 @@ func (c *claimant) next500() []*entry {
 func (c *claimant) settle(es []*entry) {
 	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
+		touch := es[0].with != nil
 		if err == nil {
-			err = c.q.m.CheckSize(opsOf(steps))
+			err = c.q.m.CheckSize(append(opsOf(steps), c.check(touch)))
 		}
 		var rs []zk.MultiResponse
 		open := false
 		if err == nil {
 			var zxid int64
 			// If the reply is lost, Recall needs the zxid of the transaction, which the mark then has.
-			rs, open, err = c.transact(opsOf(steps), es[0].with != nil, func(mark int64) (bool, error) {
+			rs, open, err = c.transact(opsOf(steps), touch, func(mark int64) (bool, error) {
 				zxid = mark
 				return c.deleted(es)
 			})
@@ -215,14 +208,10 @@ func (c *claimant) settle(es []*entry) {
 				e.with.rs[i-1].Error = err
 			}
 			err = steps[i].cure(c.inc, err)
-		} else if len(es) > 1 { // the next calls of `settle` send each entry alone, to find the faulty entry
-			c.mu.Lock()
-			for _, e := range es {
-				e.alone = true
-			}
-			c.queue = slices.Concat(es, c.queue)
-			c.mu.Unlock()
-			return
+		} else if n := len(es) / 2; n > 0 { // the transaction is too large, or one of the entries is faulty
+			c.settle(es[:n])
+			es = es[n:]
+			continue
 		}
 		switch {
 		case isOver(err):
@@ -283,10 +272,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			return err
 		}))
 	}
-	if bell {
-		for _, op := range c.bell() {
-			add(op, func(*session.Incarnation, error) error { c.q.Skips.skip(bellName, -1); return nil })
-		}
+	if bell && !q.Skips.Skipped(bellName, -1) {
+		add(ring(q.dir), func(*session.Incarnation, error) error { q.Skips.skip(bellName, -1); return nil })
 	}
 	return steps, owners, nil
 }
@@ -298,7 +285,8 @@ func (c *claimant) deleted(es []*entry) (bool, error) {
 	if err != nil || there > 0 {
 		return false, err
 	}
-	// If the mark does not exist either, another client may have claimed and deleted the elements.
+	// The elements do not exist. If the mark still exists, this claimant has deleted the elements.
+	// If the mark does not exist, another client may have claimed and deleted them.
 	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 	if err == nil && stat == nil {
 		c.lose(c.inc.Deleted())
@@ -401,7 +389,6 @@ func (c *claimant) refuseLocked(e *entry, err error) {
 		return
 	}
 	next := *e
-	next.alone = true
 	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
 	next.done = make(chan struct{})
 	e.item.final = &next

@@ -229,3 +229,33 @@ func TestElementsThatAreSettledTogetherShareATransaction(t *testing.T) {
 		}
 	})
 }
+
+// Twenty large elements are rejected at the same time. They do not fit into one transaction, and need not
+// have one each.
+func TestElementsThatDoNotFitIntoOneTransactionShareSeveral(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		q := queueAt(open(t, srv), "/q")
+		const n = 20
+		for range n {
+			send(t, q, strings.Repeat("x", 100_000))
+		}
+		var items []Item
+		harness.Must(t, q.Receive(t.Context(), n, func(it Item) { items = append(items, it) }))
+		srv.SetLatency(10 * time.Millisecond)
+		before := srv.Counts()
+		var all sync.WaitGroup
+		for _, it := range items {
+			all.Go(func() {
+				if err := it.Settle(t.Context(), Settlement{Fate: Bury}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		multis := srv.Counts().Sub(before).Requests["multi"]
+		if st, err := q.Stats(t.Context()); err != nil || len(items) != n || st.Dead != n || multis > 6 {
+			t.Errorf("of %d elements, %d are dead letters after %d transactions; %v", len(items), st.Dead, multis, err)
+		}
+	})
+}
