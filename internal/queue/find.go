@@ -6,12 +6,15 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file finds free elements with few requests, however long the queue is. claimant.go claims them,
@@ -34,8 +37,8 @@ type lot struct {
 	bucket
 	czxid    int64
 	version  int32
-	board    *board          // `bury` moves the lines of deleted marks from here to `dead`
-	dead     map[string]hold // the lines of deleted marks
+	board    *board // `bury` moves the lines of deleted marks from here to `dead`
+	dead     []hold // the lines of deleted marks
 	children int32
 	last     int32      // the highest number that ZooKeeper has assigned in the bucket
 	pzxid    int64      // changes with every element that is added or removed
@@ -100,8 +103,13 @@ func (t *lot) next() *board {
 	return next
 }
 
-// The type `finding` is the result of a search.
+// The type `finding` is a search: its settings and its result.
 type finding struct {
+	n      int  // largest number of elements to find; all are in one bucket
+	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
+	aside  bool // write nothing
+	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
+
 	lot    *lot
 	es     []*element // free elements of `lot`; empty if the queue has none
 	due    time.Time  // time at which an element may next become free without a ring of the bell
@@ -110,6 +118,20 @@ type finding struct {
 	paused bool       // the queue is paused
 	left   *finding   // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time  // when the search ended
+}
+
+// The type `finder` looks for free elements.
+type finder struct {
+	*Common
+	keyed atomic.Bool   // elements have had keys
+	mark  func() string // returns the name of this client's mark, or "" if its claims are lost
+
+	listings shared.Cache[*lot] // by name of a bucket: the latest, without its board, see the method `list`
+
+	mu     sync.Mutex
+	alive  map[string]bool // the marks of the last listing; guarded by mu
+	listed time.Time       // time of that listing; guarded by mu
+	lister string          // this client's mark at that listing; guarded by mu
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -123,21 +145,13 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// The type `quest` has the settings of a search.
-type quest struct {
-	n      int  // largest number of elements to find; all are in one bucket
-	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
-	aside  bool // write nothing
-	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
-}
-
-// The method `search` finds free elements.
-func (q *core) search(ctx context.Context, inc *session.Incarnation, how quest) (*finding, error) {
-	f := &finding{}
-	again := q.Skips.Next()
+// The method `search` finds free elements. The argument `how` has the settings of the search.
+func (q *finder) search(ctx context.Context, inc *session.Incarnation, how finding) (*finding, error) {
+	how.due = q.Skips.Next()
 	path := session.ChildPath(q.dir, keysName)
 	for {
-		*f = finding{due: again}
+		f := new(finding)
+		*f = how
 		var keys *zk.Stat
 		var err error
 		if q.keyed.Load() {
@@ -158,7 +172,7 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, how quest) 
 				continue
 			}
 		}
-		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys, how); err != nil {
+		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys); err != nil {
 			return nil, err
 		}
 		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, (*element).keyed) {
@@ -167,7 +181,7 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, how quest) 
 		// The search has found an element with a key, but not the znode "keys". Either a producer
 		// has sent the first such element since the search looked for "keys", or another client has
 		// deleted "keys".
-		if how.aside { // the first consumer creates the znode
+		if f.aside { // the first consumer creates the znode
 			return f, nil
 		}
 		q.keyed.Store(true)
@@ -179,10 +193,10 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, how quest) 
 
 // searchLots searches buckets. The argument `keys` is nil if no element has a key. If elements have
 // keys, searchLots reads all buckets at once, and searches them in order.
-func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, how quest) error {
+func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat) error {
 	atOnce := lotsAtOnce
 	if keys != nil {
-		atOnce, how.spread = max(len(all), 1), 1
+		atOnce, f.spread = max(len(all), 1), 1
 	} else {
 		now := time.Now().UnixMilli()
 		all = slices.DeleteFunc(all, func(b bucket) bool {
@@ -196,11 +210,11 @@ func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *find
 	var kept []*lot // delayed lots that a search must look at together with the next buckets
 	for from := 0; from < len(all); from += atOnce {
 		rest := all[min(from+atOnce, len(all)):]
-		lots, others, err := q.lots(ctx, inc, all[from:len(all)-len(rest)], how.watch)
+		lots, others, err := q.lots(ctx, inc, all[from:len(all)-len(rest)], f.watch)
 		if f.others = f.others || others; err != nil {
 			return err
 		}
-		if !how.aside {
+		if !f.aside {
 			q.deleteEmpty(inc, lots, all[from:])
 		}
 		may := func(e *element) bool { return !q.Skips.Skipped(e.bucket, e.seq) }
@@ -210,9 +224,9 @@ func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *find
 			}
 		}
 		lots, kept = append(kept, lots...), nil
-		for i := pick(lots, how.spread); i >= 0; i = pick(lots, 1) { // after a random choice without free elements, take the lots in order
+		for i := pick(lots, f.spread); i >= 0; i = pick(lots, 1) { // after a random choice without free elements, take the lots in order
 			some, limit := together(lots[i:], rest)
-			t, es, due, whole, err := q.soonest(ctx, inc, some, how.n, limit, may)
+			t, es, due, whole, err := q.soonest(ctx, inc, some, f.n, limit, may)
 			if err != nil {
 				return err
 			}
@@ -263,22 +277,11 @@ func together(lots []*lot, rest []bucket) (some []*lot, limit int64) {
 // `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
 // its period has begun by the time of the next element. It stops at the time `limit`: then `whole` is
 // false.
-func (q *core) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(*element) bool) (t *lot, es []*element, due time.Time, whole bool, err error) {
-	if l := lots[0]; !l.delayed {
-		if err := q.list(ctx, inc, l); err != nil {
-			return nil, nil, due, true, err
-		}
-		for _, e := range l.elements {
-			if len(es) < n && !l.taken.has(e.seq) && may(e) {
-				t, es = l, append(es, e)
-			}
-		}
-		return t, es, due, true, nil
-	}
+func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(*element) bool) (t *lot, es []*element, due time.Time, whole bool, err error) {
 	type candidate struct {
 		*element
 		of *lot
-		at int64 // an element that was due when it was sent counts as due at the beginning of the period
+		at int64 // an element that was due when it was sent counts as due at the beginning of the period; the same for all elements of a lot that is not delayed
 	}
 	var left []candidate // unclaimed elements of the listed lots, in the order of their times
 	for now := time.Now().UnixMilli(); len(es) < n; {
@@ -323,12 +326,9 @@ const aliveFor = time.Second
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
 // lines. Its result is true if the board of a lot with elements keeps a line of another mark. If
 // `watch` is set, `bury` lists the marks even if the last listing is fresh.
-func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
-	mine, foreign, unknown := "", false, false
+func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
+	mine, foreign, unknown := q.mark(), false, false
 	q.mu.Lock()
-	if c := q.claimant; c != nil && c.held.Err() == nil {
-		mine = c.mark
-	}
 	alive := q.alive
 	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
 	q.mu.Unlock()
@@ -359,11 +359,8 @@ func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, 
 			case mark == mine:
 			case alive[mark]:
 				others = others || t.children > 0
-			case t.dead == nil:
-				t.dead = make(map[string]hold)
-				fallthrough
 			default:
-				t.dead[mark] = h
+				t.dead = append(t.dead, h)
 				delete(t.board.lines, mark)
 			}
 		}
@@ -395,7 +392,7 @@ func pick(lots []*lot, spread int) int {
 
 // The method `lots` reads buckets, and then buries the lines of deleted marks: see `bury` for `watch` and
 // `others`. It leaves out deleted buckets, skipped buckets, and buckets that the client cannot read.
-func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
+func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
 	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, false, err
@@ -423,7 +420,7 @@ func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength
 // deleteEmpty forgets the listings of empty lots, and deletes those to which producers no longer add
 // elements: the lot has a successor, or its time has passed. The argument `all` has the buckets of
 // `lots` and all buckets after them.
-func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
+func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
 		if !b.delayed {
@@ -444,7 +441,7 @@ func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) 
 // The method `list` lists the elements of one `lot`. It uses the last listing until an element is
 // added, because the board shows removed elements. If the lot has lines of deleted marks, or the queue
 // has keys, the board does not suffice: then `list` lists again after each removal, too.
-func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
+func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	before, ok := q.listings.Load(t.name)
 	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
 		t.elements = before.elements
@@ -488,7 +485,7 @@ func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error
 // The method `guard` returns the function `may`, which reports whether the key of an element allows
 // a claim. The caller must call `may` in the order of the lots. The method lists each lot with
 // claimed elements, because only the name of an element shows its key.
-func (q *core) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
+func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
 	next := make(map[string]*element) // by key, the only element that a consumer may claim next; nil: none
 	allows := func(e *element) bool {
 		only, barred := next[keyOf(e.tag)]

@@ -158,7 +158,7 @@ func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, e
 			return false, due, err
 		}
 	}
-	if p.found, err = q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread, watch: p.before == ""}); err != nil {
+	if p.found, err = q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: p.before == ""}); err != nil {
 		return false, due, err
 	}
 	if len(p.found.es) > 0 {

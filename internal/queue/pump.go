@@ -254,7 +254,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	//    free, wait in the line of idle consumers.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
 		if p.found = nil; p.place == "" {
-			p.found, err = p.q.search(p.ctx, inc, quest{n: bucketSize / 2, spread: p.spread})
+			p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread})
 		}
 		if err == nil && (p.found == nil || len(p.found.es) == 0) {
 			err = p.idle(inc)
@@ -378,16 +378,21 @@ func (p *pump) roomLocked() int {
 // items. If the program settles its items, the result `hands` is the number of items that consumers
 // wait for. If there is no room yet, the pump leaves its place in the line.
 func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
-	err = p.wait(p.ctx, inc, func() bool {
-		if room = p.roomLocked(); room == 0 {
-			p.leavePlace(inc)
-		}
+	for {
+		p.mu.Lock()
+		room, changed := p.roomLocked(), p.changed
 		if p.hand {
 			hands = max(p.waiting-len(p.ready), 0)
 		}
-		return room > 0
-	})
-	return room, hands, err
+		p.mu.Unlock()
+		if room > 0 {
+			return room, hands, nil
+		}
+		p.leavePlace(inc)
+		if err := session.AwaitIn(p.ctx, inc, changed); err != nil {
+			return 0, 0, err
+		}
+	}
 }
 
 // The method `wait` blocks until the function `so` returns true. It calls `so` with mu held.

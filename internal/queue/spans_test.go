@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -145,7 +146,8 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		b := bucket{name: "b-00000-0000000001"}
-		l := &lot{bucket: b, board: &board{lines: map[string]hold{}, tried: map[int32]int{}}, dead: map[string]hold{}}
+		l := &lot{bucket: b, board: &board{lines: map[string]hold{}, tried: map[int32]int{}}}
+		dead := map[string]hold{}
 		want := map[int32]int{}
 		for n := int32(0); n < 40; n++ {
 			mark := []string{"", "", "alive", "dead", "dead too"}[rnd.IntN(5)]
@@ -167,11 +169,12 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 			case "alive":
 				add(l.board.lines)
 			default:
-				if add(l.dead); h.hand != nil {
+				if add(dead); h.hand != nil {
 					want[n]++
 				}
 			}
 		}
+		l.dead = slices.Collect(maps.Values(dead))
 		next := l.next()
 		taken := next.gone.union(next.claimed())
 		for _, e := range l.elements {

@@ -74,7 +74,7 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 		}
 		spread, pause := 1, firstPause
 		for synced := false; ; {
-			f, err := q.search(ctx, inc, quest{n: 1, spread: spread, watch: synced})
+			f, err := q.search(ctx, inc, finding{n: 1, spread: spread, watch: synced})
 			if err != nil {
 				return err
 			}
@@ -135,7 +135,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 func (q *core) Peek(ctx context.Context) (*Element, error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
 		for {
-			f, err := q.search(ctx, inc, quest{n: bucketSize, spread: 1, aside: true, watch: true})
+			f, err := q.search(ctx, inc, finding{n: bucketSize, spread: 1, aside: true, watch: true})
 			if err != nil {
 				return nil, err
 			}
