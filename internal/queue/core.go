@@ -19,7 +19,6 @@ type core struct {
 	*Common
 	finder
 	producer
-	out   outbox
 	trace *trace.Writer // trace of the claims, or nil
 
 	mu       sync.Mutex
@@ -31,7 +30,7 @@ type core struct {
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
 	at := NewCommon(m, cfg, nil)
-	q := &core{Common: at, producer: producer{Common: at}, trace: m.Trace}
+	q := &core{Common: at, producer: producer{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}, trace: m.Trace}
 	q.finder.Common, q.out.producer = at, &q.producer
 	q.finder.mark = func() string {
 		q.mu.Lock()
@@ -41,8 +40,6 @@ func New(m *session.Manager, cfg Settings) Engine {
 		}
 		return ""
 	}
-	q.gate = gate{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
-	q.slots.Common = at
 	return q
 }
 
@@ -66,7 +63,7 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	if err != nil {
 		return err
 	}
-	if err := q.gate.enter(ctx, len(p.data), p.id, b.NoWait); err != nil {
+	if err := q.admit(ctx, len(p.data), p.id, b.NoWait); err != nil {
 		return err
 	}
 	return q.out.send(p)

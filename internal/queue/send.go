@@ -16,6 +16,7 @@ import (
 
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 	txns "github.com/zsync/zsync/internal/txn"
 )
 
@@ -46,12 +47,24 @@ func (p *parcel) keyed() bool {
 	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
 }
 
-// The type `producer` has what all outboxes of a Queue value share.
+// The type `producer` is the part of a Queue value that sends.
 type producer struct {
 	*Common
-	slots slots
-	gate  gate
-	full  sync.Map // by priority, the number of the newest bucket that a response showed to be full
+	out   outbox               // of all calls of Send
+	full  sync.Map             // by priority, the number of the newest bucket that a response showed to be full
+	slots shared.Cache[string] // by slot, a bucket that probably exists and is not full
+
+	// The fields below are for a queue with a limit: see room.go.
+
+	order chan struct{} // a Send puts a token in before it may wait, and takes it out after: so Sends keep their order
+	waits atomic.Bool   // the Send with the token of `order` waits for room
+	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
+
+	// Only the goroutine with the token of `turn` uses these fields.
+
+	have    int           // elements at the last count, plus the elements that this producer has sent since
+	again   time.Duration // time between two counts, by the number of buckets at the last count
+	counted time.Time     // time of the last count
 }
 
 // The method `parcel` returns the parcel of the batch `b`.
@@ -99,7 +112,7 @@ func (q *Common) overhead() int {
 
 // The type `outbox` stores the parcels of all goroutines, one transaction after another, in the
 // order in which they arrive. A parcel that arrives during a transaction is stored by the next
-// transaction.
+// transaction. A transaction of the program has an outbox for each queue to which it sends.
 //
 // A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
 // elements instead. Their absence would prove nothing, because consumers may have removed them.
@@ -115,6 +128,11 @@ type outbox struct {
 	brief bool          // the outbox is for one transaction; to save a round trip, it does not read how full a bucket is
 	first int64         // the czxid of the queue's znode
 	tails map[int]*tail // the known tails, by priority
+	group []*parcel     // the parcels of the present transaction
+	steps []step        // one attempt at that transaction
+	next  map[int]*tail // by priority, the tails as the `steps` leave them
+	op    int           // for a transaction of the program: index of the first operation that sends to the queue
+	at    int           // index of the first of the `steps` in the transaction
 }
 
 // The type `tail` is an outbox's knowledge of the tail of a priority.
@@ -210,7 +228,8 @@ func (o *outbox) post(group []*parcel) error {
 			}
 		})()
 	}
-	x := &load{m: o.m, sends: []*shipment{{o: o, group: slices.Clone(group)}}}
+	o.group = slices.Clone(group)
+	x := &load{m: o.m, ops: group[0].with, sends: []*outbox{o}}
 	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return txns.Across(ctx, o.m, o.senders, ops) })
 	if err != nil && len(group) > 1 && (session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrMixed)) {
 		// Nothing was applied. Perhaps only one of the calls is at fault.
@@ -228,24 +247,11 @@ func (o *outbox) post(group []*parcel) error {
 // nothing.
 type load struct {
 	m     *session.Manager
-	ops   []any       // the program's own operations, with paths as the servers know them
-	sends []*shipment // one for each queue; each of the program has an outbox of its own, so that it keeps its knowledge of the queue from the first attempt to the last
-	size  int         // upper bound, in bytes
+	ops   []any     // the program's own operations, with paths as the servers know them
+	sends []*outbox // one for each queue: two could fail, because each checks the version of the tail, and the first could change it
+	size  int       // upper bound, in bytes
 
 	rs []zk.MultiResponse // if it removes an element: responses to the program's operations
-}
-
-// The type `shipment` has all elements that one transaction sends to one queue. Two shipments to a
-// queue could fail: each checks the version of the tail, and the first could change the version that
-// the second checks.
-type shipment struct {
-	o     *outbox
-	group []*parcel
-	op    int // for a load of the program: index of the first operation that sends to the queue
-	at    int // index of its first step in the load
-
-	steps []step
-	tails map[int]*tail // by priority, as the `steps` leave them
 }
 
 // The method `apply` applies the load with the function `commit`. It cures the refusals of steps that
@@ -268,7 +274,7 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 		i := session.FailedOp(rs)
 		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
 			for _, s := range x.sends {
-				s.o.forget() // the transaction may have been applied, and then the versions have changed
+				s.forget() // the transaction may have been applied, and then the versions have changed
 			}
 			return rs[:min(len(rs), len(x.ops))], err
 		}
@@ -302,153 +308,100 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	return x.m.BareResponses(rs[:len(x.ops)])
 }
 
-// The method `build` sets g.steps to the transaction of one attempt. It uses the buckets that the
-// outbox knows. If the servers have refused an attempt, for example because the newest bucket was
-// deleted, a cure has corrected that knowledge.
-func (g *shipment) build(inc *session.Incarnation) error {
-	g.group = slices.DeleteFunc(g.group, func(p *parcel) bool { return p.err != nil })
-	if g.steps, g.tails = nil, nil; len(g.group) == 0 {
-		return nil
-	}
-	err := g.o.vet(session.Finishing, inc)
-	if err == nil {
-		err = g.o.locate(inc, g.group)
-	}
-	if err == nil {
-		err = g.assemble(inc)
-	}
-	return err
-}
-
-// The method `learn` reads from the responses to g.steps which buckets are full now.
-func (g *shipment) learn(rs []zk.MultiResponse) {
-	for prio, t := range g.tails {
+// The method `learn` reads from the responses to the steps which buckets are full now.
+func (o *outbox) learn(rs []zk.MultiResponse) {
+	for prio, t := range o.next {
 		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
-		if !ok { // the reply was lost
-			g.o.forget()
+		if !ok { // the reply was lost, or the parcel was empty
+			o.forget()
 			return
 		}
 		if t.full = e.seq >= bucketSize-1; t.full {
-			if last, _ := g.o.full.Swap(prio, t.bucket); g.o.brief && last != t.bucket {
-				g.o.makeSuccessor(prio)
+			if last, _ := o.full.Swap(prio, t.bucket); o.brief && last != t.bucket {
+				// The next outbox may be brief, too, and would not know that the bucket is full. So an
+				// empty parcel creates the next bucket.
+				_, stay := o.m.BeforeClose()
+				o.m.Spawn(func() {
+					defer stay()
+					o.out.send(&parcel{ctx: session.Finishing, prio: prio, done: make(chan error, 1)})
+				})
 			}
 		}
-		g.o.tails[prio] = t
+		o.tails[prio] = t
 	}
 	for _, r := range rs {
-		g.o.slots.learn(r.String)
+		o.learnSlot(r.String)
 	}
 }
 
-// makeSuccessor creates the successor of a full bucket, in the background. A brief outbox calls it,
-// because the next outbox may be brief, too. Then that outbox does not know that the bucket is full.
-func (o *outbox) makeSuccessor(prio int) {
-	_, stay := o.m.BeforeClose()
-	o.m.Spawn(func() {
-		defer stay()
-		o.m.During(session.Finishing, func(inc *session.Incarnation) error {
-			g := &shipment{o: &outbox{producer: o.producer}, group: []*parcel{{prio: prio}}}
-			err := g.build(inc)
-			if err == nil {
-				_, err = inc.Multi(session.Finishing, opsOf(g.steps)...) // a refusal means that another client was faster
-			}
-			return err
-		})
-	})
-}
-
-// The method `locate` reads the tails that a group needs and the outbox does not know.
-func (o *outbox) locate(inc *session.Incarnation, group []*parcel) error {
+// The method `locate` reads the tail of a priority. If the queue does not exist, `locate` creates it
+// instead.
+func (o *outbox) locate(inc *session.Incarnation, prio int) error {
 	ctx := session.Finishing // ends with the session
-	paths := []string{o.dir}
-	var prios []int
-	for _, p := range group {
-		if o.tails[p.prio] == nil && !slices.Contains(prios, p.prio) {
-			prios = append(prios, p.prio)
-			paths = append(paths, session.ChildPath(o.dir, tailName(p.prio)))
-		}
-	}
-	if prios == nil {
-		return nil
-	}
-	nodes, err := inc.GetAll(ctx, paths)
+	nodes, err := inc.GetAll(ctx, []string{o.dir, session.ChildPath(o.dir, tailName(prio))})
 	switch {
 	case err != nil:
 		return err
 	case nodes[0].Stat == nil:
-		if err := o.makeQueue(inc); err != nil {
-			return err
-		}
-		return o.locate(inc, group)
+		return o.makeQueue(inc)
 	case !ours(nodes[0].Data):
 		return o.m.Mixed(o.dir)
-	case nodes[0].Stat.Czxid != o.first && len(o.tails) > 0:
-		o.forget() // the known tails belong to a queue that was deleted
-		return o.locate(inc, group)
 	}
-	o.first = nodes[0].Stat.Czxid
-	if o.tails == nil {
-		o.tails = make(map[int]*tail)
+	queue, n := nodes[0].Stat, nodes[1]
+	if o.tails == nil || o.first != queue.Czxid { // the known tails belong to a queue that was deleted
+		o.first, o.tails = queue.Czxid, make(map[int]*tail)
 	}
-	for i, prio := range prios {
+	if n.Stat == nil {
 		// A priority without a tail begins with a new number. Each transaction that creates a bucket also
 		// writes the queue's znode. So its last write has a higher zxid than the number of any bucket.
-		t := &tail{bucket: nodes[0].Stat.Mzxid - 1, full: true}
-		if n := nodes[i+1]; n.Stat != nil {
-			t.made, t.version = true, n.Stat.Version
-			if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
-				return o.m.Mixed(o.dir)
-			}
-			last, ok := o.full.Load(prio)
-			t.full = ok && last == t.bucket
-		}
-		o.tails[prio] = t
-	}
-	if o.brief {
+		o.tails[prio] = &tail{bucket: queue.Mzxid - 1, full: true}
 		return nil
 	}
-	return o.fathom(ctx, inc, prios)
-}
-
-// The method `fathom` finds out which of the newest buckets of these priorities are full or deleted. A
-// producer that has filled a bucket creates the next bucket in its next Send. But if each producer
-// sends only once, no producer creates the next bucket, and the tail still names the full bucket.
-func (o *outbox) fathom(ctx context.Context, inc *session.Incarnation, prios []int) error {
-	var known []int
-	var paths []string
-	for _, prio := range prios {
-		if t := o.tails[prio]; t.made {
-			known, paths = append(known, prio), append(paths, session.ChildPath(o.dir, bucketName(prio, t.bucket)))
+	t := &tail{made: true, version: n.Stat.Version}
+	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
+		return o.m.Mixed(o.dir)
+	}
+	last, ok := o.full.Load(prio)
+	t.full = ok && last == t.bucket
+	if !o.brief {
+		// A producer that has filled a bucket creates the next bucket in its next Send. But if each
+		// producer sends only once, the tail still names the full bucket.
+		nodes, err := inc.GetAll(ctx, []string{session.ChildPath(o.dir, bucketName(prio, t.bucket))})
+		if err != nil {
+			return err
 		}
+		t.gone = nodes[0].Stat == nil
+		t.full = t.full || t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1
 	}
-	if paths == nil {
-		return nil
-	}
-	nodes, err := inc.GetAll(ctx, paths)
-	if err != nil {
-		o.forget()
-		return err
-	}
-	for i, n := range nodes {
-		t := o.tails[known[i]]
-		t.gone = n.Stat == nil
-		t.full = t.full || t.gone || newLot(bucket{}, n).last >= bucketSize-1
-	}
+	o.tails[prio] = t
 	return nil
 }
 
-// The method `assemble` sets g.steps and g.tails.
-func (g *shipment) assemble(inc *session.Incarnation) error {
-	o := g.o
-	g.tails = make(map[int]*tail)
+// The method `build` sets o.steps to the transaction of one attempt. It uses the buckets that the
+// outbox knows. If the servers have refused an attempt, for example because the newest bucket was
+// deleted, a cure has corrected that knowledge.
+func (o *outbox) build(inc *session.Incarnation) error {
+	o.group = slices.DeleteFunc(o.group, func(p *parcel) bool { return p.err != nil })
+	if o.steps, o.next = nil, make(map[int]*tail); len(o.group) == 0 {
+		return nil
+	}
+	if err := o.vet(session.Finishing, inc); err != nil {
+		return err
+	}
+	unknown := func(p *parcel) bool { return o.tails[p.prio] == nil }
+	for i := slices.IndexFunc(o.group, unknown); i >= 0; i = slices.IndexFunc(o.group, unknown) {
+		if err := o.locate(inc, o.group[i].prio); err != nil {
+			return err
+		}
+	}
 	anew := func(*session.Incarnation) error {
 		o.forget() // another producer has created the next bucket, or another client has deleted a bucket or the queue
 		o.brief = false
 		return nil
 	}
-	g.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
-	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(g.group, (*parcel).keyed) {
-		g.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
+	o.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
+	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(o.group, (*parcel).keyed) {
+		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(session.Finishing, keys, nil)
 			if session.IsNoNode(err) {
 				err = nil // the queue was deleted: the servers refuse the next attempt, and then the cure of the bell creates the queue
@@ -456,37 +409,33 @@ func (g *shipment) assemble(inc *session.Incarnation) error {
 			return err
 		}))
 	}
-	for _, p := range g.group {
-		for _, op := range p.with {
-			g.add(op, incurable)
-		}
+	for _, p := range o.group {
 		var dir string
 		var makeDir func(*session.Incarnation, error) error
 		if p.due == 0 {
-			if g.tails[p.prio] == nil {
-				g.tails[p.prio] = g.open(p.prio, when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, anew))
+			if o.next[p.prio] == nil {
+				o.next[p.prio] = o.open(p.prio, when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, anew))
 			}
-			dir = session.ChildPath(o.dir, bucketName(p.prio, g.tails[p.prio].bucket))
+			dir = session.ChildPath(o.dir, bucketName(p.prio, o.next[p.prio].bucket))
 			makeDir = when(session.IsNoNode, anew)
 		} else {
 			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
-			err := zk.ErrNoNode
-			for session.IsNoNode(err) {
-				if dir, err = o.slots.bucket(inc, at); session.IsNoNode(err) {
-					err = cmp.Or(o.makeQueue(inc), err)
+			var err error
+			if dir, makeDir, err = o.slot(inc, at); session.IsNoNode(err) { // another client has deleted the queue
+				if err = o.makeQueue(inc); err == nil {
+					return o.build(inc)
 				}
 			}
 			if err != nil {
 				return err
 			}
-			makeDir = o.slots.cure(at)
 		}
-		g.identify(p, session.BaseName(dir))
+		o.identify(p, session.BaseName(dir))
 		for i, data := range p.data {
 			if p.due == 0 {
-				g.tails[p.prio].last = len(g.steps)
+				o.next[p.prio].last = len(o.steps)
 			}
-			g.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
+			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
 		}
 	}
 	return nil
@@ -500,18 +449,19 @@ func (o *outbox) makeQueue(inc *session.Incarnation) error {
 	return err
 }
 
-func (g *shipment) add(op any, c func(*session.Incarnation, error) error) {
-	g.steps = append(g.steps, step{op, c})
+func (o *outbox) add(op any, c func(*session.Incarnation, error) error) {
+	o.steps = append(o.steps, step{op, c})
 }
 
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
 // the newest bucket, or the creation of the next bucket. It returns the tail as it will be after
 // these steps.
-func (g *shipment) open(prio int, anew func(*session.Incarnation, error) error) *tail {
-	t, acl := *g.o.tails[prio], g.o.m.Config.ACL
-	path := session.ChildPath(g.o.dir, tailName(prio))
+func (o *outbox) open(prio int, anew func(*session.Incarnation, error) error) *tail {
+	t, acl := *o.tails[prio], o.m.Config.ACL
+	t.last = 0
+	path := session.ChildPath(o.dir, tailName(prio))
 	if !t.full {
-		g.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
+		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
 		return &t
 	}
 	t.bucket++
@@ -520,17 +470,17 @@ func (g *shipment) open(prio int, anew func(*session.Incarnation, error) error) 
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.
-		g.add(&zk.CheckVersionRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
+		o.add(&zk.CheckVersionRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
 	}
 	if t.made {
-		g.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
+		o.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
 		t.version++
 	} else {
-		g.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
+		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
 		t.version = 0
 	}
-	g.add(&zk.CreateRequest{Path: session.ChildPath(g.o.dir, bucketName(prio, t.bucket)), Acl: acl}, when(session.IsNodeExists, func(*session.Incarnation) error {
-		g.o.tails[prio].bucket++ // another client has created this bucket without the tail: pass over it
+	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, when(session.IsNodeExists, func(*session.Incarnation) error {
+		o.tails[prio].bucket++ // another client has created this bucket without the tail: pass over it
 		return nil
 	}))
 	t.made, t.full, t.gone = true, false, false
@@ -544,69 +494,60 @@ func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/
 
 // If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
 // the bucket of the element.
-func (g *shipment) identify(p *parcel, bucket string) {
+func (o *outbox) identify(p *parcel, bucket string) {
 	if p.id == "" {
 		return
 	}
-	q := g.o
-	path := q.idPath(p.id)
-	add := func(op any) {
-		g.add(op, func(inc *session.Incarnation, err error) error { return g.known(session.Finishing, inc, p, err) })
+	path, data := o.idPath(p.id), noteOf(o.cfg.IDMemory, bucket)
+	cure := func(inc *session.Incarnation, err error) error {
+		switch {
+		case session.IsNoNode(err) && p.stale == nil:
+			// MakeDir creates the znode `ids` as a persistent znode. If `ids` were deleted and created
+			// again, its version would be 0 again, and the checks of the version would prove nothing.
+			return inc.MakeDir(session.Finishing, session.Dir{Path: session.ParentPath(path)})
+		case outrun(err), session.IsNodeExists(err):
+			return o.reread(session.Finishing, inc)
+		}
+		return err
 	}
-	data := noteOf(q.cfg.IDMemory, bucket)
 	if p.stale != nil {
-		add(&zk.CheckVersionRequest{Path: q.ids, Version: p.swept})
-		add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version})
+		o.add(&zk.CheckVersionRequest{Path: o.ids, Version: p.swept}, cure)
+		o.add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version}, cure)
 	} else {
-		add(&zk.CreateRequest{Path: path, Data: data, Acl: q.m.Config.ACL})
+		o.add(&zk.CreateRequest{Path: path, Data: data, Acl: o.m.Config.ACL}, cure)
 	}
-}
-
-// The method `known` is the cure for a refusal of the note of a parcel's ID.
-func (g *shipment) known(ctx context.Context, inc *session.Incarnation, p *parcel, err error) error {
-	switch {
-	case session.IsNoNode(err) && p.stale == nil:
-		// MakeDir creates the znode `ids` as a persistent znode. If `ids` were deleted and created
-		// again, its version would be 0 again, and the checks of the version would prove nothing.
-		return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(g.o.idPath(p.id))})
-	case outrun(err), session.IsNodeExists(err):
-		return g.reread(ctx, inc)
-	}
-	return err
 }
 
 // The method `reread` reads the notes of all IDs of the group, including the notes that the group
 // replaces. It reads all notes at once, because a concurrent sweep can change one note after
 // another, and each change would make another attempt fail. A parcel whose ID the queue remembers
 // gets the error ErrKnown, and leaves the group.
-func (g *shipment) reread(ctx context.Context, inc *session.Incarnation) error {
-	q := g.o
-	ids, err := inc.Exists(ctx, q.ids)
+func (o *outbox) reread(ctx context.Context, inc *session.Incarnation) error {
+	ids, err := inc.Exists(ctx, o.ids)
 	if err != nil {
 		return err
 	}
-	var with []*parcel
-	var paths []string
-	for _, p := range g.group {
-		if p.id != "" {
-			with, paths = append(with, p), append(paths, q.idPath(p.id))
-		}
-	}
-	nodes, err := inc.GetAll(ctx, paths)
+	with := slices.DeleteFunc(slices.Clone(o.group), func(p *parcel) bool { return p.id == "" })
+	nodes, err := inc.GetAll(ctx, pathsOf(o.ids, with, func(p *parcel) string { return p.id[:2] + "/" + p.id[2:] }))
 	if err != nil {
 		return err
 	}
+	var now *zk.Stat
 	for i, p := range with {
 		n, known := nodes[i], p.stale
 		if p.stale = nil; ids == nil || n.Stat == nil {
 			continue
 		}
-		if known == nil || known.Mzxid != n.Stat.Mzxid {
-			remembered, err := q.remembers(ctx, inc, paths[i], n)
-			if err != nil {
-				return err
+		if known == nil || known.Mzxid != n.Stat.Mzxid { // a note that has expired stays expired
+			if now == nil {
+				now, err = inc.Set(ctx, session.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
+				if session.IsNoNode(err) {
+					continue // a sweep has deleted the note
+				} else if err != nil {
+					return err
+				}
 			}
-			if remembered {
+			if !expired(n.Data, n.Stat, now) {
 				p.err = ErrKnown
 				continue
 			}

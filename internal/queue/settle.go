@@ -255,11 +255,12 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			due := dueAt(e.Due)
 			at := slotOf(e.item.prio, due, time.Now().UnixMilli())
 			var dir string
-			if dir, err = q.slots.bucket(c.inc, at); session.IsNoNode(err) {
+			var cure func(*session.Incarnation, error) error
+			if dir, cure, err = q.slot(c.inc, at); session.IsNoNode(err) {
 				err = errMissing // another client has deleted the queue
 			} else if err == nil {
 				name := laterName(due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
-				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, q.slots.cure(at))
+				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, cure)
 			}
 		}
 		if err != nil {
@@ -325,7 +326,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		fates[word] = append(fates[word], e.item)
 	}
 	for _, r := range rs {
-		c.q.slots.learn(r.String)
+		c.q.learnSlot(r.String)
 	}
 	for word, items := range fates {
 		c.traceDone(trace.Release, word, items, zxidOf(rs))

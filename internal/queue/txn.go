@@ -47,14 +47,14 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 // `q`.
 func (x *load) send(q *core, p *parcel, op int) {
 	x.size += p.size
-	i := slices.IndexFunc(x.sends, func(s *shipment) bool { return s.o.dir == q.dir })
+	i := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
 	if i < 0 {
 		i, x.size = len(x.sends), x.size+q.overhead()
-		x.sends = append(x.sends, &shipment{o: &outbox{producer: &q.producer, brief: true}, op: op})
+		x.sends = append(x.sends, &outbox{producer: &q.producer, brief: true, op: op})
 	}
-	s := x.sends[i]
-	if s.group = append(s.group, p); s.o.cfg.MaxLen == 0 {
-		s.o.producer = &q.producer // the first with a limit, if there is one
+	o := x.sends[i]
+	if o.group = append(o.group, p); o.cfg.MaxLen == 0 {
+		o.producer = &q.producer // the first with a limit, if there is one
 	}
 }
 
@@ -65,22 +65,22 @@ func (x *load) send(q *core, p *parcel, op int) {
 func (x *load) awaitRoom(outer context.Context, lost <-chan struct{}, home string) error {
 	ctx, stop := x.m.Until(session.Finish(outer), lost)
 	defer stop()
-	for _, s := range x.sends {
+	for _, o := range x.sends {
 		n := 0
-		for _, p := range s.group {
+		for _, p := range o.group {
 			n += len(p.data)
 		}
-		if s.o.dir == home && n <= s.o.cfg.MaxLen {
+		if o.dir == home && n <= o.cfg.MaxLen {
 			n--
 		}
 		if n == 0 {
 			continue
 		}
-		switch err := s.o.gate.enter(ctx, n, "", false); {
+		switch err := o.admit(ctx, n, "", false); {
 		case session.IsClosed(lost) && outer.Err() == nil:
 			return nil
 		case err != nil:
-			return fmt.Errorf("operation %d: %w", s.op, err)
+			return fmt.Errorf("operation %d: %w", o.op, err)
 		}
 	}
 	return nil
