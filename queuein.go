@@ -14,7 +14,7 @@ import (
 // come during a request are sent in the next request: up to 1,000, or as many as there is room for
 // ([WithMaxLen]), all or none.
 func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
-	ch, result := make(chan T), make(chan error, 1)
+	ch, result := make(chan T, maxHeld), make(chan error, 1)
 	if q.misuse() != nil {
 		result <- opError("send", q.path, q.misuse())
 		close(result)
@@ -46,38 +46,25 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 const maxHeld = 1000
 
 // The method `drain` reads values from the channel `in`, and sends them to the queue.
-func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
-	var first error
+func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 	if err := q.s.m.Failure(); err != nil {
 		return opError("send", q.path, err)
 	}
-	var held []T
-	var sent chan error // the result of the request under way, or nil
-	for in != nil || sent != nil || len(held) > 0 {
-		if sent == nil && len(held) > 0 {
-			sent = make(chan error, 1)
-			batch := held
-			held = nil
-			go func() { sent <- q.sendAll(ctx, batch) }()
-		}
-		from := in
-		if len(held) >= maxHeld {
-			from = nil
-		}
+	for {
 		select {
-		case v, ok := <-from:
+		case v, ok := <-in:
 			switch {
 			case !ok:
-				in = nil
-			case first == nil:
-				held = append(held, v)
+				return first
+			case first != nil:
+				continue
 			}
-		case err := <-sent:
-			if sent = nil; err != nil {
-				first, held = err, nil
-				if ctx.Err() != nil || errors.Is(err, ErrClosed) {
-					return first
-				}
+			vs := []T{v}
+			for len(in) > 0 && len(vs) < maxHeld {
+				vs = append(vs, <-in)
+			}
+			if first = q.sendAll(ctx, vs); first != nil && (ctx.Err() != nil || errors.Is(first, ErrClosed)) {
+				return first
 			}
 		case <-ctx.Done():
 			return opError("send", q.path, session.CtxErr(ctx))
@@ -85,7 +72,6 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) error {
 			return opError("send", q.path, q.s.m.Failure())
 		}
 	}
-	return first
 }
 
 // sendAll sends vs in as few requests as possible.

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync"
@@ -45,8 +46,10 @@ func TestInTellsThatItsContextEndedThoughTheLastRequestWasAnswered(t *testing.T)
 		}})), "/q")
 		srv.SetLatency(100 * time.Millisecond)
 		in, done := q.In(ctx)
-		for i := range 10 {
-			in <- 1 + i // the first is under way, nine wait
+		in <- 1
+		synctest.Wait() // the first is under way
+		for i := range 9 {
+			in <- 2 + i // nine wait
 		}
 		err := <-done
 		srv.SetLatency(0)
