@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,5 +151,46 @@ func TestAnElementIsStoredAlthoughASweepDeletesItsNote(t *testing.T) {
 		harness.Must(t, plain.Delete(shard, -1))
 		harness.Must(t, <-sent)
 		wantTake(t, q, "x", 0)
+	})
+}
+
+// Another client deletes the queue while a producer looks for the bucket of a delayed element. The same
+// transaction stores an element without a delay, and the producer knew a bucket for it.
+func TestElementsWithAndWithoutADelayAreStoredAlthoughTheirQueueIsDeletedMeanwhile(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q, plain := queueAt(m, "/q"), harness.Plain(t, srv)
+		send(t, q, "first")
+		var once sync.Once
+		srv.Intercept(func(r zktest.Request) (a zktest.Action) {
+			if r.Session == m.SessionID() && r.Op == zktest.OpGetChildren2 && r.Path == "/q" {
+				once.Do(func() {
+					a = zktest.Delay(time.Second)
+					go func() {
+						var all []string
+						for _, name := range harness.Children(t, plain, "/q") {
+							for _, element := range harness.Children(t, plain, "/q/"+name) {
+								all = append(all, "/q/"+name+"/"+element)
+							}
+							all = append(all, "/q/"+name)
+						}
+						for _, path := range append(all, "/q") {
+							harness.Must(t, plain.Delete(path, -1))
+						}
+					}()
+				})
+			}
+			return a
+		})
+		var group []*parcel
+		for _, b := range []Batch{{Due: time.Now(), Data: [][]byte{[]byte("delayed")}}, {Data: [][]byte{[]byte("plain")}}} {
+			p, err := q.parcel(t.Context(), b)
+			harness.Must(t, err)
+			group = append(group, p)
+		}
+		harness.Must(t, q.out.post(group))
+		wantTake(t, q, "delayed", 0)
+		wantTake(t, q, "plain", 0)
 	})
 }
