@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -207,65 +206,52 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 			return early
 		})
 	}
-	var kept []*lot // delayed lots that a search must look at together with the next buckets
-	for from := 0; from < len(all); from += atOnce {
-		rest := all[min(from+atOnce, len(all)):]
-		lots, others, err := q.lots(ctx, inc, all[from:len(all)-len(rest)], f.watch)
+	together := func(a, b bucket) bool { return a.delayed && b.delayed && a.prio == b.prio }
+	for len(all) > 0 {
+		n := min(atOnce, len(all))
+		for n < len(all) && together(all[n-1], all[n]) {
+			n++
+		}
+		lots, others, err := q.lots(ctx, inc, all[:n], f.watch)
 		if f.others = f.others || others; err != nil {
 			return err
 		}
 		if !f.aside {
-			q.deleteEmpty(inc, lots, all[from:])
+			q.deleteEmpty(inc, lots, all)
 		}
+		all = all[n:]
 		may := func(e *element) bool { return !q.Skips.Skipped(e.bucket, e.seq) }
 		if keys != nil {
 			if may, err = q.guard(ctx, inc, lots, keys.Version); err != nil {
 				return err
 			}
 		}
-		lots, kept = append(kept, lots...), nil
 		for i := pick(lots, f.spread); i >= 0; i = pick(lots, 1) { // after a random choice without free elements, take the lots in order
-			some, limit := together(lots[i:], rest)
-			t, es, due, whole, err := q.soonest(ctx, inc, some, f.n, limit, may)
+			to := i + 1
+			for to < len(lots) && together(lots[i].bucket, lots[to].bucket) {
+				to++
+			}
+			t, es, due, err := q.soonest(ctx, inc, lots[i:to], f.n, may)
 			if err != nil {
 				return err
 			}
 			if f.due = earlier(f.due, due); t != nil {
 				lots = slices.DeleteFunc(lots, func(o *lot) bool { return o == t })
 				f.lot, f.es = t, es
-				f.more = keys == nil && (pick(lots, 1) >= 0 || len(rest) > 0)
+				f.more = keys == nil && (pick(lots, 1) >= 0 || len(all) > 0)
 				return nil
 			}
-			if !whole {
-				kept = lots[i:]
-				break
-			}
-			for _, t := range some {
+			for _, t := range lots[i:to] {
 				for _, e := range t.unclaimed() {
 					if f.left == nil && q.Skips.Left(e.bucket, e.seq) {
 						f.left = &finding{lot: t, es: []*element{e}}
 					}
 				}
 			}
-			lots = slices.Delete(lots, i, i+len(some))
+			lots = slices.Delete(lots, i, to)
 		}
 	}
 	return nil
-}
-
-// The function `together` returns the lots among which a search chooses by time: the first of `lots`
-// and, if that lot is delayed, the other delayed lots of its priority. If the first of the buckets
-// `rest` is such a lot too, `limit` is the beginning of its period.
-func together(lots []*lot, rest []bucket) (some []*lot, limit int64) {
-	first, n := lots[0], 1
-	same := func(b bucket) bool { return first.delayed && b.delayed && b.prio == first.prio }
-	for n < len(lots) && same(lots[n].bucket) {
-		n++
-	}
-	if n == len(lots) && len(rest) > 0 && same(rest[0]) {
-		return lots[:n:n], rest[0].number
-	}
-	return lots[:n:n], math.MaxInt64
 }
 
 // The method `soonest` lists the `lots`, and returns up to `n` free elements of one of them, the lot
@@ -275,9 +261,19 @@ func together(lots []*lot, rest []bucket) (some []*lot, limit int64) {
 //
 // The periods of delayed lots can overlap, because the period is longer if the delay is longer. So
 // `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
-// its period has begun by the time of the next element. It stops at the time `limit`: then `whole` is
-// false.
-func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, limit int64, may func(*element) bool) (t *lot, es []*element, due time.Time, whole bool, err error) {
+// its period has begun by the time of the next element.
+func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, may func(*element) bool) (t *lot, es []*element, due time.Time, err error) {
+	if l := lots[0]; !l.delayed {
+		if err := q.list(ctx, inc, l); err != nil {
+			return nil, nil, due, err
+		}
+		for _, e := range l.elements {
+			if len(es) < n && !l.taken.has(e.seq) && may(e) {
+				t, es = l, append(es, e)
+			}
+		}
+		return t, es, due, nil
+	}
 	type candidate struct {
 		*element
 		of *lot
@@ -291,7 +287,7 @@ func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*
 				continue
 			}
 			if err := q.list(ctx, inc, l); err != nil {
-				return nil, nil, due, true, err
+				return nil, nil, due, err
 			}
 			for _, e := range l.unclaimed() {
 				left = append(left, candidate{e, l, max(e.due, l.number)})
@@ -303,19 +299,17 @@ func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*
 			break
 		}
 		switch e := left[0]; {
-		case e.at >= limit:
-			return t, es, due, false, nil
 		case e.due > now:
-			return t, es, time.UnixMilli(e.due), true, nil
+			return t, es, time.UnixMilli(e.due), nil
 		case !may(e.element):
 		case t != nil && t != e.of:
-			return t, es, due, true, nil
+			return t, es, due, nil
 		default:
 			t, es = e.of, append(es, e.element)
 		}
 		left = left[1:]
 	}
-	return t, es, due, true, nil
+	return t, es, due, nil
 }
 
 // After a listing of the marks, the client assumes for the time aliveFor that the listed marks
