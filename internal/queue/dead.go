@@ -31,13 +31,6 @@ const letterDigits = 16
 // maxReason is the largest length of the reason of a dead letter, in bytes.
 const maxReason = 1000
 
-// The type `circumstance` is the JSON in the second znode of a dead letter.
-type circumstance struct {
-	Reason   string `json:"reason"`
-	Attempts int    `json:"attempts"`
-	First    int64  `json:"first"` // Unix milliseconds
-}
-
 // Make returns the operations that create a dead letter. The argument `stored` is the data of the
 // dead letter. The argument `class` is its priority, as the layout writes it. If the parent znode
 // does not exist, the caller must create it.
@@ -51,9 +44,9 @@ func (q *Common) Make(class string, stored []byte, sent time.Time, attempts int,
 	if len(reason) > maxReason {
 		reason = strings.ToValidUTF8(reason[:maxReason], "")
 	}
-	data, err := json.Marshal(circumstance{reason, attempts, sent.UnixMilli()})
+	data, _ := json.Marshal(map[string]any{"reason": reason, "attempts": attempts, "first": sent.UnixMilli()})
 	why := &zk.CreateRequest{Path: session.ChildPath(q.Dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
-	if err != nil || q.Oversized(letter, why) {
+	if q.Oversized(letter, why) {
 		return []any{letter}
 	}
 	return []any{letter, why}
@@ -155,9 +148,12 @@ func (q *Common) read(ctx context.Context, d *Letter) error {
 		if d.paths = paths[:1]; nodes[1].Stat != nil {
 			d.paths = paths
 		}
-		var c circumstance
-		if json.Unmarshal(nodes[1].Data, &c) == nil {
-			d.Reason, d.Attempts, d.First = c.Reason, c.Attempts, time.UnixMilli(c.First)
+		var why struct {
+			Reason          string
+			Attempts, First int64
+		}
+		if json.Unmarshal(nodes[1].Data, &why) == nil {
+			d.Reason, d.Attempts, d.First = why.Reason, int(why.Attempts), time.UnixMilli(why.First)
 		}
 		if hidden(nodes[0]) {
 			return zk.ErrNoAuth
