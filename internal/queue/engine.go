@@ -28,9 +28,8 @@ var (
 type Settings struct {
 	Path string // as the program knows it, for messages
 
-	// The engine calls Decode for each claimed element before a consumer offers the element, or Take
-	// removes it. The result becomes Element.Value. If Decode returns an error, the element is a
-	// misfit: see skip.go.
+	// The result of Decode becomes Element.Value. An element for which it returns an error is a misfit,
+	// and becomes a dead letter: see Skipper.Misfit.
 	Decode func(data []byte) (any, error)
 
 	Prefetch      int           // largest number of elements that the consumers may claim ahead
@@ -46,14 +45,13 @@ type Settings struct {
 // returns at the latest when its context ends. Then the outcome is unknown, unless the method's
 // comment says otherwise. Lost connections and lost sessions do not make it fail.
 type Engine interface {
-	// Send stores the elements of `b` at the end of the queue, in order and exactly once. It stores
-	// all elements or none. Batches are stored in the order of the calls, even if several
-	// goroutines call Send. Send has stored nothing if it returns session.ErrTooLarge, ErrFull,
+	// Send stores the elements of `b` at the end of the queue, exactly once, all or none, in the order of
+	// the calls of all goroutines. It has stored nothing if it returns session.ErrTooLarge, ErrFull,
 	// ErrKnown, or session.ErrInvalid for a feature that the layout lacks (Due, ID, Keys).
 	Send(ctx context.Context, b Batch) error
 
-	// Cancel removes the element that was sent with the ID, unless a consumer has claimed the
-	// element. It reports whether it has removed the element. The queue still remembers the ID.
+	// Cancel removes the unclaimed element that was sent with the ID, and reports whether it has. The
+	// queue still remembers the ID.
 	Cancel(ctx context.Context, id string) (bool, error)
 
 	// Join adds a consumer. The consumer works until ctx ends or the Session begins to close. The
@@ -65,17 +63,15 @@ type Engine interface {
 	// Session is closed after `Handed`, the Item has no Value. If Receive fails, it has claimed nothing.
 	Receive(ctx context.Context, n int, got func(Item)) error
 
-	// Take removes the first element that no consumer has claimed, and returns it, or nil if there is
-	// none. If ctx ends after Take has claimed an element, the element goes back to its position.
-	// Session.Close waits for that return.
+	// Take removes the first unclaimed element, and returns it, or nil if there is none. If ctx ends
+	// first, an element that Take has claimed goes back to its position. Session.Close waits for that.
 	Take(ctx context.Context) (*Element, error)
 
 	// Peek returns the element that `Take` would have returned a moment ago, without a Value. It writes
 	// nothing.
 	Peek(ctx context.Context) (*Element, error)
 
-	// Len returns the number of elements in the queue, including claimed and delayed
-	// elements.
+	// Len returns the number of elements in the queue, with claimed and delayed elements.
 	Len(ctx context.Context) (int, error)
 
 	// Stats counts the elements in each state. It writes nothing. It is not a snapshot.
@@ -84,25 +80,24 @@ type Engine interface {
 	// List yields the elements in the state `s`. It is not a snapshot.
 	List(ctx context.Context, s Status) iter.Seq2[Listed, error]
 
-	// Pause keeps all clients from claiming elements, until `Resume` is called. Claimed elements
-	// are still offered and settled.
+	// Pause keeps all clients from claiming elements, until Resume is called.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 
-	// Clear removes all elements that no consumer has claimed, including delayed elements, the last
-	// first. It returns their number, also if it fails.
+	// Clear removes all unclaimed elements, the last first, and returns the number of removed elements,
+	// also with an error.
 	Clear(ctx context.Context) (int, error)
 
-	// Letters yields the dead letters, the oldest first, and leaves out removed ones. If the servers
-	// refuse to let the client read a letter, Letters yields its metadata with zk.ErrNoAuth, and
-	// continues. On any other error, the caller should stop.
+	// Letters yields the dead letters, the oldest first. It lists the letters once, and leaves out
+	// letters that are removed before it reads them. It yields the metadata of a letter that this client
+	// may not read, with zk.ErrNoAuth, and continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
 	// Discard removes a dead letter. The error is zk.ErrNoNode if the letter does not exist.
 	Discard(ctx context.Context, d *Letter) error
 
-	// Requeue stores the element of a dead letter at the end of the queue, with its priority and
-	// without attempts, and removes the letter as Discard does, in one transaction.
+	// Requeue removes a dead letter as Discard does and, in the same transaction, stores its element at
+	// the end of the queue, with its priority and without attempts.
 	Requeue(ctx context.Context, d *Letter) error
 }
 

@@ -16,11 +16,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file defines the znodes of a queue in zsync's own layout: the names of the elements, and the
-// record of the claims. Every claim and every Send relies on the properties below. This file does
-// no I/O.
-//
-// Elements are the children of buckets. Buckets are children of the queue's path:
+// This file defines the znodes of a queue in zsync's own layout. Every claim and every Send relies on
+// the properties below. Elements are the children of buckets, which are children of the queue's path:
 //
 //	b-<priority>-<number>            a bucket; its children are e-<seq>, in order
 //	d-<priority>-<unix ms>-<digits>  a bucket of elements that are due at that time or later:
@@ -36,21 +33,20 @@ import (
 //
 // # Board
 //
-// The data of a bucket is its board. The board lists the claimed numbers of the bucket, and the
-// mark that has claimed each number. An element is free if it exists and its number is not claimed
-// on the board. ZooKeeper assigns the numbers in order, and assigns no number twice. So a number
-// without an element is never used again if a higher number has an element.
+// The data of a bucket is its board: it lists the claimed numbers of the bucket, see board.go. An element
+// is free if it exists and its number is not claimed. ZooKeeper assigns the numbers in order, and
+// assigns no number twice. So a number without an element is never used again if a higher number has an
+// element.
 //
 // # Mark
 //
 // A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one mark in each session
-// in which it claims elements. The name of a mark is never used again. When a mark is deleted, the
-// elements that it has claimed are free.
+// in which it claims elements. Its name is never used again. When it is deleted, its claims end.
 //
 // # Bell
 //
-// The bell is the data of the queue's znode. A client "rings the bell", that is, writes this data,
-// when an element may have become free. The write wakes the first idle consumers: see idle.go.
+// The bell is the data of the queue's znode. A client writes it ("rings the bell") when an element may
+// have become free. That wakes the first idle consumers: see idle.go.
 //
 // # Names
 //
@@ -67,15 +63,14 @@ import (
 //   - Buckets are in order, and the elements in each bucket are in order.
 //   - No listing is long, and no sequence number wraps, however large the queue is.
 //
-// The tail has the number of the newest bucket, and exists as long as the queue. So no bucket is
-// created twice, although clients delete empty buckets.
+// The tail exists as long as the queue. So no bucket is created twice, although clients delete empty
+// buckets.
 //
 // # Delay
 //
-// Each bucket of delayed elements is for a short period. A delayed element is in a bucket for the
-// period of its due time: see slotOf. The digits in the name of the bucket are random, so no bucket
-// of delayed elements is created twice either. Unless elements have keys, a consumer reads such a
-// bucket only after its period has begun.
+// A delayed element is in a bucket for the period of its due time: see slotOf. The digits in the name of
+// the bucket are random, so it is not created twice either. Unless elements have keys, a consumer reads
+// such a bucket only after its period has begun.
 
 // maxPost is the largest number of elements that a transaction settles.
 const maxPost = 500

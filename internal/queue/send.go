@@ -305,7 +305,7 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	for _, s := range x.sends {
 		s.learn(rs[s.at : s.at+len(s.steps)])
 	}
-	return x.m.BareResponses(rs[:len(x.ops)])
+	return rs[:len(x.ops)]
 }
 
 // The method `learn` reads from the responses to the steps which buckets are full now.

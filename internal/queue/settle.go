@@ -320,7 +320,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		case e.with != nil && rs == nil:
 			e.with.rs = c.q.m.BareResponses(c.inc.Recall(session.Finishing, e.with.ops, zxid))
 		case e.with != nil:
-			e.with.rs = e.with.answered(rs[2:]) // the first two are the check of the mark and the deletion
+			e.with.rs = c.q.m.BareResponses(e.with.answered(rs[2:])) // the first two are the check of the mark and the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.Fate]
 		fates[word] = append(fates[word], e.item)

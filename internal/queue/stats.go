@@ -48,8 +48,8 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 		if err != nil {
 			return st, err
 		}
-		owned := make(map[string]int)
-		looks := make(map[int]int) // by priority, how often Stats has looked for the age of the first element
+		owned := make(map[string]int) // by mark, the number of its claims
+		looks := make(map[int]int)    // by priority, how often Stats has looked for the age of the first element
 		for _, r := range slices.Concat(all...) {
 			if r.State == Claimed {
 				st.Claimed++
@@ -72,21 +72,14 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 				return st, err
 			} // if there is no Stat, a consumer has removed the element since the listing, or this client may not read it
 		}
-		st.Holders, err = q.holders(ctx, inc, owned)
+		marks := slices.Sorted(maps.Keys(owned))
+		nodes, err := inc.GetSmall(ctx, pathsOf(q.live, marks, func(mark string) string { return mark }))
+		for i, n := range nodes {
+			st.Holders = append(st.Holders, Holder{Owner: string(n.Data), Claimed: owned[marks[i]]})
+		}
+		slices.SortStableFunc(st.Holders, func(a, b Holder) int { return b.Claimed - a.Claimed })
 		return st, err
 	})
-}
-
-// The method `holders` returns the consumers with claims, the most claims first. The argument
-// `owned` has the number of claims of each mark.
-func (q *core) holders(ctx context.Context, inc *session.Incarnation, owned map[string]int) (hs []Holder, err error) {
-	marks := slices.Sorted(maps.Keys(owned))
-	nodes, err := inc.GetSmall(ctx, pathsOf(q.live, marks, func(mark string) string { return mark }))
-	for i, n := range nodes {
-		hs = append(hs, Holder{Owner: string(n.Data), Claimed: owned[marks[i]]})
-	}
-	slices.SortStableFunc(hs, func(a, b Holder) int { return b.Claimed - a.Claimed })
-	return hs, err
 }
 
 // Pause keeps all consumers from claiming elements, until `Resume` is called: while the znode "paused"

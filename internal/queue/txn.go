@@ -125,13 +125,7 @@ func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops 
 	strip(m, x.ops)
 	return x.apply(session.Finish(ctx), func(all []any) ([]zk.MultiResponse, error) {
 		strip(m, all[len(x.ops):])
-		rs, err := commit(all)
-		for i := range rs { // the method `answered` expects the servers' paths
-			if err == nil && rs[i].String != "" {
-				rs[i].String = m.Full(rs[i].String)
-			}
-		}
-		return rs, err
+		return commit(all)
 	})
 }
 
