@@ -700,7 +700,7 @@ var isLog = regexp.MustCompile(`^_c_[-0-9a-f]{36}-receipt czxid \d+ version (\d+
 
 // The expression `swept` matches the parents whose logs are deleted after a day, by a consumer or a
 // producer.
-var swept = regexp.MustCompile(`^/(queue|orders)-(senders|receipts)$`)
+var swept = regexp.MustCompile(`^/(queue|orders)-receipts$`)
 
 // The method `leftovers` checks that the servers' tree has no ephemeral znode, and that an arena
 // permits every other znode. Logs of transactions remain only if lives were cut short. Their number

@@ -19,8 +19,8 @@ type Common struct {
 
 	// The paths of the queue's znodes, as the servers know them.
 
-	dir, live, senders, ids string
-	Receipts, Dead          string // the parents of the receipts of transactions and of the dead letters
+	dir, live, ids string
+	Receipts, Dead string // the parents of the receipts of transactions and of the dead letters
 
 	Skips   Skipper
 	unframe func(stored []byte) []byte // returns the producer's data from the data that another library stores; nil if they are the same
@@ -32,7 +32,7 @@ func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []b
 	dir := m.Full(cfg.Path)
 	q := &Common{
 		m: m, cfg: cfg, unframe: unframe,
-		dir: dir, live: dir + "-live", senders: dir + "-senders", ids: dir + "-ids", Receipts: dir + "-receipts", Dead: dir + "-dead",
+		dir: dir, live: dir + "-live", ids: dir + "-ids", Receipts: dir + "-receipts", Dead: dir + "-dead",
 	}
 	q.Skips.Complain = q.Complain
 	return q
@@ -43,7 +43,7 @@ func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []b
 // one between this check and the use of the znode. If the Session has no ACL of its own, `vet` does
 // nothing.
 func (q *Common) vet(ctx context.Context, inc *session.Incarnation) error {
-	for _, dir := range []string{q.dir, q.live, q.senders, q.ids, q.Dead} {
+	for _, dir := range []string{q.dir, q.live, q.Receipts, q.ids, q.Dead} {
 		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
 			return err
 		}

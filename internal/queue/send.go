@@ -17,7 +17,6 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
-	txns "github.com/zsync/zsync/internal/txn"
 )
 
 // This file stores elements: it groups the calls of Send of many goroutines, finds the newest
@@ -107,7 +106,7 @@ func (q *Common) elementSize(data []byte) int {
 
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.
 func (q *Common) overhead() int {
-	return 64 + 2*q.m.SizeOf(q.senders+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
+	return 62 + 2*q.m.SizeOf(q.Receipts+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 // The type `outbox` stores the parcels of all goroutines, one transaction after another, in the
@@ -230,7 +229,7 @@ func (o *outbox) post(group []*parcel) error {
 	}
 	o.group = slices.Clone(group)
 	x := &load{m: o.m, ops: group[0].with, sends: []*outbox{o}}
-	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return txns.Across(ctx, o.m, o.senders, ops) })
+	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return o.Commit(ctx, ops) })
 	if err != nil && len(group) > 1 && (session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrMixed)) {
 		// Nothing was applied. Perhaps only one of the calls is at fault.
 		for _, p := range group {

@@ -151,19 +151,14 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 // Each deletion names the version that was read. If the process writes its receipt after that
 // read, the servers refuse the deletion.
 func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
-	for _, dir := range []string{q.senders, q.Receipts} {
-		paths, nodes, now, err := q.readAll(ctx, inc, dir, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
-		for i, n := range nodes {
-			if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
-				continue
-			}
-			if _, err = inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version}); session.OutcomeOf(err) != session.Answered {
-				return err
-			}
+	paths, nodes, now, err := q.readAll(ctx, inc, q.Receipts, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
+	for i, n := range nodes {
+		if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
+			continue
 		}
-		if session.OutcomeOf(err) != session.Answered {
+		if _, err = inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version}); session.OutcomeOf(err) != session.Answered {
 			return err
 		}
 	}
-	return nil
+	return err
 }

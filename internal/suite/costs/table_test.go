@@ -490,7 +490,7 @@ var costs = []cost{
 		q := zsync.NewQueue[int](s, "/p/q")
 		_, err := q.SendID(t.Context(), "a", 1)
 		harness.Must(t, err)
-		makeZnode(t, other, "/p/q-receipts")
+		makeZnode(t, other, "/p/q-receipts/other") // so that the container stays
 		time.Sleep(time.Minute)
 		return func() { _, err := q.Cancel(t.Context(), "a"); harness.Must(t, err) }
 	}},

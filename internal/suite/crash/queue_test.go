@@ -161,7 +161,7 @@ func afterBad(ctx context.Context, s *zsync.Session) error {
 }
 
 // Buckets last. Receipts of processes that have died stay.
-const queueLeaves = crashPath + `/([bt]-[0-9]+(-[0-9]+)?|d-[0-9]+-[0-9]+-[0-9a-f]+)|` + crashPath + `-(live|consumers|dead|ids(/.*)?|(senders|receipts)(/[^/]*)?)|` + crashPath + `/keys`
+const queueLeaves = crashPath + `/([bt]-[0-9]+(-[0-9]+)?|d-[0-9]+-[0-9]+-[0-9a-f]+)|` + crashPath + `-(live|consumers|dead|ids(/.*)?|receipts(/[^/]*)?)|` + crashPath + `/keys`
 
 var fewElements = []zsync.QueueOption{zsync.WithMaxLen(2)}
 

@@ -200,7 +200,7 @@ func (s *stock) finish(srv *zktest.Server, cancel func(), consumers *sync.WaitGr
 	tree := harness.Plain(s.t, srv)
 	for _, path := range paths {
 		harness.Eventually(s.t, func() error {
-			for _, suffix := range []string{"-live", "-senders", "-receipts", "-consumers", "-dead"} {
+			for _, suffix := range []string{"-live", "-receipts", "-consumers", "-dead"} {
 				if names := harness.Children(s.t, tree, path+suffix); len(names) > 0 {
 					time.Sleep(time.Second)
 					return errors.New(path + suffix + " still has " + names[0])

@@ -163,7 +163,7 @@ func TestQueueGoesOnWhenItsTreeIsDeleted(t *testing.T) {
 			_, err := s.Txn(t.Context(), &zk.DeleteRequest{Path: path, Version: -1})
 			return err
 		}
-		for _, dir := range []string{"/q", "/q-live", "/q-senders", "/q-consumers"} {
+		for _, dir := range []string{"/q", "/q-live", "/q-receipts", "/q-consumers"} {
 			err := zk.ErrNotEmpty // a consumer whose znode is gone comes back at once
 			for errors.Is(err, zk.ErrNotEmpty) {
 				for _, name := range childrenOf(t, s, dir) {

@@ -265,7 +265,7 @@ func TestQueueSendIsAppliedOnceWhateverHappensToItsReply(t *testing.T) {
 					if !slices.Equal(got, counted(k+2)) {
 						t.Errorf("received %v", got)
 					}
-					if n := childrenOf(t, s, "/q-senders"); len(n) != 0 {
+					if n := childrenOf(t, s, "/q-receipts"); len(n) != 0 {
 						t.Errorf("receipts are left: %v", n)
 					}
 				})

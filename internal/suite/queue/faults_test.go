@@ -226,11 +226,11 @@ func TestSendThatWasRefusedIsNotStoredLater(t *testing.T) {
 					switch {
 					case r.Op == zktest.OpConnect && r.Session == id && stage > 0:
 						return zktest.Hang
-					case (r.Op == zktest.OpSetData || r.Op == zktest.OpCreate) && strings.HasPrefix(r.Path, "/q-senders/"):
+					case (r.Op == zktest.OpSetData || r.Op == zktest.OpCreate) && strings.HasPrefix(r.Path, "/q-receipts/"):
 						if bars++; lost && bars == 1 {
 							return zktest.DropReply
 						}
-					case r.Op != zktest.OpMulti || len(r.Ops) < 2 || !strings.HasPrefix(r.Ops[0].Path, "/q-senders/"):
+					case r.Op != zktest.OpMulti || len(r.Ops) < 2 || !strings.HasPrefix(r.Ops[0].Path, "/q-receipts/"):
 					case stage == 0:
 						stage = 1
 						return zktest.Delay(9 * time.Second) // until after the refusal, but within the session

@@ -26,8 +26,8 @@ func TestSendReturnsThatTheServersRefuseWhatItNeeds(t *testing.T) {
 		opts                 []zsync.QueueOption
 	}{
 		{"the directory of journals", "/jobs/q", "/jobs", now, nil},
-		{"where elements wait for their time", "/jobs/q-senders", "/jobs/q", later, nil},
-		{"another library's queue", "/jobs/q-senders", "/jobs", now, []zsync.QueueOption{zsync.WithQueueLayout(zsync.LayoutKazooQueue)}},
+		{"where elements wait for their time", "/jobs/q-receipts", "/jobs/q", later, nil},
+		{"another library's queue", "/jobs/q-receipts", "/jobs", now, []zsync.QueueOption{zsync.WithQueueLayout(zsync.LayoutKazooQueue)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -60,11 +60,11 @@ func TestSendMakesAnotherJournalWhenItsOwnWasDeleted(t *testing.T) {
 		s := open(t, srv)
 		q := zsync.NewQueue[int](open(t, srv), "/q")
 		must(t, q.Send(t.Context(), 1))
-		journals := childrenOf(t, s, "/q-senders")
+		journals := childrenOf(t, s, "/q-receipts")
 		if len(journals) != 1 {
 			t.Fatalf("%d journals", len(journals))
 		}
-		deleteTree(t, s, "/q-senders/"+journals[0])
+		deleteTree(t, s, "/q-receipts/"+journals[0])
 		must(t, q.Send(t.Context(), 2))
 		wantLen(t, q, 2)
 	})

@@ -24,9 +24,9 @@ func killSending(t *testing.T, srv *zktest.Server) (journal string) {
 	must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 1))
 	kill()
 	time.Sleep(time.Minute)
-	for _, name := range childrenOf(t, open(t, srv, longSession), "/q-senders") {
+	for _, name := range childrenOf(t, open(t, srv, longSession), "/q-receipts") {
 		if !strings.Contains(name, "room-") {
-			journal = "/q-senders/" + name
+			journal = "/q-receipts/" + name
 		}
 	}
 	if journal == "" {
@@ -133,11 +133,11 @@ func TestAProducerThatFindsItsJournalSweptSaysThatTheOutcomeIsUnknown(t *testing
 		sent := make(chan error, 1)
 		go func() { sent <- q.Send(t.Context(), 2) }()
 		synctest.Wait()
-		names := childrenOf(t, open(t, srv), "/q-senders")
+		names := childrenOf(t, open(t, srv), "/q-receipts")
 		if len(names) != 1 {
 			t.Fatalf("%q are there, want the journal alone", names)
 		}
-		must(t, plain(t, srv).Delete("/q-senders/"+names[0], -1)) // as the sweep of another process does
+		must(t, plain(t, srv).Delete("/q-receipts/"+names[0], -1)) // as the sweep of another process does
 		srv.Intercept(nil)
 		wantUnknown(t, <-sent)
 		wantLen(t, q, 2)
@@ -169,7 +169,7 @@ func TestAFirstSendWhoseJournalWasSweptIsNotStoredAgain(t *testing.T) {
 				t.Errorf("received %d", v)
 			}
 			time.Sleep(time.Duration(hours * float64(time.Hour)))
-			if hours > 12 && len(childrenOf(t, open(t, srv), "/q-senders")) > 0 {
+			if hours > 12 && len(childrenOf(t, open(t, srv), "/q-receipts")) > 0 {
 				t.Fatal("the journal is there: the case did not come about")
 			}
 			cut.Store(false)
@@ -321,7 +321,7 @@ func TestIDsAreForgottenThoughTheQueueIsAlwaysBusy(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpMulti && len(r.Ops) > 0 && strings.HasPrefix(r.Ops[0].Path, "/q-senders/") {
+			if r.Op == zktest.OpMulti && len(r.Ops) > 0 && strings.HasPrefix(r.Ops[0].Path, "/q-receipts/") {
 				return zktest.Delay(5 * time.Second)
 			}
 			return zktest.Pass

@@ -182,7 +182,7 @@ func TestAContextThatEndsWithAnothersRefusalIsNoWordOnADirectory(t *testing.T) {
 
 // A queue has directories beside its path, each of which is vetted.
 func TestQueueWhoseDirectoriesAStrangerHasMadeIsRefused(t *testing.T) {
-	for _, suffix := range []string{"-live", "-senders", "-ids", "-dead"} {
+	for _, suffix := range []string{"-live", "-receipts", "-ids", "-dead"} {
 		t.Run(suffix, func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				ctx := t.Context()
