@@ -10,8 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file removes unclaimed elements without a delivery: all of them, or the element with a given
-// ID. It does not remove claimed elements.
+// This file removes unclaimed elements without a delivery.
 
 // Clear removes elements from the end of the queue to its front. At the end, it removes the
 // elements that a consumer has returned with the fate Later. In this order, no removal makes

@@ -11,8 +11,7 @@ import (
 // This file has the part of an engine that all layouts share: consumers join, hear of errors, and
 // leave. The layouts find and offer the elements.
 
-// A Common is the part of an Engine that all layouts share. dead.go has its dead letters, and
-// sweep.go deletes znodes.
+// A Common is the part of an Engine that all layouts share.
 type Common struct {
 	m   *session.Manager
 	cfg Settings

@@ -11,7 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file has the engine of zsync's own layout. send.go stores elements, pump.go claims them, and
+// This file creates the engine of zsync's own layout. send.go stores elements, pump.go claims them, and
 // settle.go settles them.
 
 // The type `core` is the Engine of zsync's own layout, see layout.go.

@@ -11,12 +11,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file makes Send wait while the queue is full, and counts elements. send.go stores the
-// elements.
-//
-// The limit is soft. A producer counts the elements at most once in the time countEvery. Between two
-// counts, it adds only the elements that it sends itself, so the elements of other producers can exceed
-// the limit.
+// This file makes Send wait while the queue is full, and counts elements. The limit is soft. A producer
+// counts the elements at most once in the time countEvery. Between two counts, it adds only the elements
+// that it sends itself, so the elements of other producers can exceed the limit.
 
 const (
 	// countEvery is the age from which a producer no longer uses its last count.

@@ -8,19 +8,21 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file stores elements: it groups the calls of Send of many goroutines, finds the newest
-// bucket, and creates the next bucket when the newest is full. room.go waits for room in the queue.
+// bucket, and creates the next bucket when the newest is full.
 
 // The type `parcel` has the elements of one call of Send. The outbox stores all of them or none.
 type parcel struct {
@@ -241,9 +243,8 @@ func (o *outbox) post(group []*parcel) error {
 	return err
 }
 
-// The type `load` has the operations and sends of a program in one transaction. The transaction can
-// also remove an element. Until it is applied, the element stays in hand: a refused load changes
-// nothing.
+// The type `load` has the operations and sends of a program in one transaction, which can also remove
+// an element.
 type load struct {
 	m     *session.Manager
 	ops   []any     // the program's own operations, with paths as the servers know them
@@ -377,8 +378,7 @@ func (o *outbox) locate(inc *session.Incarnation, prio int) error {
 }
 
 // The method `build` sets o.steps to the transaction of one attempt. It uses the buckets that the
-// outbox knows. If the servers have refused an attempt, for example because the newest bucket was
-// deleted, a cure has corrected that knowledge.
+// outbox knows. After a refusal, a cure has corrected that knowledge.
 func (o *outbox) build(inc *session.Incarnation) error {
 	o.group = slices.DeleteFunc(o.group, func(p *parcel) bool { return p.err != nil })
 	if o.steps, o.next = nil, make(map[int]*tail); len(o.group) == 0 {
@@ -487,6 +487,51 @@ func (o *outbox) open(prio int, anew func(*session.Incarnation, error) error) *t
 }
 
 func (o *outbox) forget() { o.tails = nil }
+
+// The method `slot` returns the path of a bucket of the slot `at`. It creates a bucket if it finds none
+// with room. If the servers refuse a transaction because the bucket was deleted, the function `cure`
+// forgets the bucket.
+func (q *producer) slot(inc *session.Incarnation, at string) (path string, cure func(*session.Incarnation, error) error, err error) {
+	cure = when(session.IsNoNode, func(*session.Incarnation) error { q.slots.Delete(at); return nil })
+	name, ok := q.slots.Load(at)
+	if !ok {
+		ctx := session.Finishing
+		all, _, err := inc.Children(ctx, q.dir)
+		if err != nil {
+			return "", nil, err
+		}
+		all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at) })
+		dice.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		all = all[:min(len(all), 16)]
+		nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, all, func(name string) string { return name }))
+		if err != nil {
+			return "", nil, err
+		}
+		i := slices.IndexFunc(nodes, func(n session.Node) bool {
+			return n.Stat != nil && !n.Concealed() && newLot(bucket{}, n).last < bucketSize-1
+		})
+		if i >= 0 {
+			name = all[i]
+		} else {
+			name = at + randomDigits(12)
+			if _, err := inc.Create(ctx, session.ChildPath(q.dir, name), nil); err != nil {
+				return "", nil, err
+			}
+		}
+		q.slots.Store(at, name)
+	}
+	return session.ChildPath(q.dir, name), cure, nil
+}
+
+// The method `learnSlot` is called with the path of each znode that a transaction has created. If the
+// path shows that a bucket is full, `learnSlot` forgets the bucket.
+func (q *producer) learnSlot(path string) {
+	if b, _ := parseBucket(session.BaseName(session.ParentPath(path))); b.delayed {
+		if e, ok := parseElement(b, session.BaseName(path)); ok && e.seq >= bucketSize-1 {
+			q.slots.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
+		}
+	}
+}
 
 // idPath returns the path of the note of an ID, by its hash.
 func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }

@@ -11,8 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file counts the elements of a queue and the claims of each consumer, and pauses the
-// consumers. room.go counts elements for WithMaxLen.
+// This file counts the elements of a queue and the claims of each consumer, and pauses the consumers.
 
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
@@ -82,10 +81,11 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 	})
 }
 
-// Pause keeps all consumers from claiming elements, until `Resume` is called: while the znode "paused"
-// exists, the servers refuse every claim, which creates and deletes that znode. A search also looks for
-// it, but only to save requests. Consumers that find no free element wait in their line, and need no
-// event when a pause begins.
+// Pause keeps all consumers from claiming elements, until `Resume` is called.
+//
+// While the znode "paused" exists, the servers refuse every claim: see `unpaused`. A search also looks for
+// the znode, but only to save requests. Consumers that find no free element wait in their line, and need
+// no event when a pause begins. The transaction of `Resume` wakes the first of them.
 func (q *core) Pause(ctx context.Context) error {
 	for {
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {

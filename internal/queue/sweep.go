@@ -15,9 +15,7 @@ import (
 )
 
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
-// and expired dead letters. It does not delete empty buckets or marks.
-
-// A process sweeps once in the time sweepEvery, or more often if dead letters expire in less time. A
+// and expired dead letters. A process sweeps once in the time sweepEvery, or more often if dead letters expire in less time. A
 // sweep that is due is started by:
 //
 //   - a consumer at the front of the line, if no element is free,
@@ -142,14 +140,10 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 	return nil
 }
 
-// sweepReceipts deletes old receipts. A receipt is old if no client has written it during the time
-// session.SweptAfter. A running process writes its receipt in each transaction, and deletes the
-// receipt a moment after the last transaction. So only a process that was cut off for that time finds
-// its receipt deleted. In this case, the call of the process returns an error that says that the
-// outcome is unknown.
-//
-// Each deletion names the version that was read. If the process writes its receipt after that
-// read, the servers refuse the deletion.
+// sweepReceipts deletes the receipts that no client has written during the time session.SweptAfter. Only
+// a process that was cut off for that time finds its receipt deleted: then its call returns an error that
+// says that the outcome is unknown. Each deletion names the version that was read. If the process writes
+// its receipt after that read, the servers refuse the deletion.
 func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
 	paths, nodes, now, err := q.readAll(ctx, inc, q.Receipts, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
 	for i, n := range nodes {

@@ -11,8 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file applies a program's own operations, and its sends to queues, in one transaction: all or
-// none. settle.go removes elements, and send.go stores them.
+// This file applies a program's own operations, and its sends to queues, in one transaction.
 
 // newLoad returns the load of `ops`. Each element of `ops` is a request for go-zookeeper's Multi,
 // or a *Batch. newLoad fails if the operations need more than `limit` bytes.
@@ -32,7 +31,16 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 		if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", i, err)
 		}
-		x.send(q, p, i)
+		x.size += p.size
+		at := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
+		if at < 0 {
+			at, x.size = len(x.sends), x.size+q.overhead()
+			x.sends = append(x.sends, &outbox{producer: &q.producer, brief: true, op: i})
+		}
+		o := x.sends[at]
+		if o.group = append(o.group, p); o.cfg.MaxLen == 0 {
+			o.producer = &q.producer // the first with a limit, if there is one
+		}
 	}
 	if len(x.ops) > 0 {
 		x.ops, _, err = m.CheckOps(x.ops)
@@ -41,21 +49,6 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", x.size, x.size-limit, session.ErrTooLarge)
 	}
 	return x, err
-}
-
-// The method `send` adds the parcel `p` to the load. The operation with the index `op` sends `p` to
-// `q`.
-func (x *load) send(q *core, p *parcel, op int) {
-	x.size += p.size
-	i := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
-	if i < 0 {
-		i, x.size = len(x.sends), x.size+q.overhead()
-		x.sends = append(x.sends, &outbox{producer: &q.producer, brief: true, op: op})
-	}
-	o := x.sends[i]
-	if o.group = append(o.group, p); o.cfg.MaxLen == 0 {
-		o.producer = &q.producer // the first with a limit, if there is one
-	}
 }
 
 // awaitRoom waits until there is room in all queues. The argument `home` is the path of the queue
