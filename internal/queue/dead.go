@@ -84,14 +84,8 @@ func parseDead(name string) (*Letter, bool) {
 	return &Letter{ID: name, Priority: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
 }
 
-// Count returns the number of dead letters.
-func (q *Common) Count(ctx context.Context, inc *session.Incarnation) (int, error) {
-	ds, err := q.unread(ctx, inc)
-	return len(ds), err
-}
-
-// The method `unread` lists the dead letters, the oldest first. It does not read them.
-func (q *Common) unread(ctx context.Context, inc *session.Incarnation) ([]*Letter, error) {
+// Unread lists the dead letters, the oldest first. It does not read them.
+func (q *Common) Unread(ctx context.Context, inc *session.Incarnation) ([]*Letter, error) {
 	names, err := inc.Names(ctx, q.Dead)
 	return ParseAll(names, parseDead, func(a, b *Letter) int { return cmp.Compare(a.seq-b.seq, 0) }), err
 }
@@ -101,7 +95,7 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 		var ds []*Letter
 		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 			if err = inc.VetHere(ctx, q.Dead); err == nil {
-				ds, err = q.unread(ctx, inc)
+				ds, err = q.Unread(ctx, inc)
 			}
 			return err
 		})

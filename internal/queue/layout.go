@@ -102,10 +102,9 @@ func bucketName(prio int, number int64) string { return fmt.Sprintf("b-%05d-%010
 func tailName(prio int) string                 { return fmt.Sprintf("t-%05d", prio) }
 
 // A slot is a period of time. Delayed elements that are due in the same slot share buckets. slotOf
-// returns the slot of an element that is due at the time `due`, as the beginning of the names of
-// these buckets. The length of a slot is between a 64th and a 32nd of the delay, but at least a
-// second. So there are few slots, however long the delays are. All elements that are already due
-// share a slot, however late they are.
+// returns the slot of the time `due`, as the beginning of the names of these buckets. A slot is between
+// a 64th and a 32nd of the delay long, but at least a second. So there are few slots, however long the
+// delays are. All elements that are already due share a slot.
 func slotOf(prio int, due, now int64) string {
 	width := int64(1000)
 	due = max(due, now)
@@ -309,18 +308,16 @@ func dueAt(t time.Time) int64 {
 //
 //	<path>-ids/<2 digits>/<30 digits>   of the ID's hash
 //
-// The data of a note are the time for which the queue remembers the ID, and the bucket of the
-// element. While the note exists, the servers refuse the transaction of a second Send with this ID.
-// If a note has expired by the servers' clock, a producer replaces it. A sweep deletes expired
-// notes.
+// While the note exists, the servers refuse the transaction of a second Send with this ID. If a note has
+// expired by the servers' clock, a producer replaces it, or a sweep deletes it.
 
 // noteOf returns the data of a note.
 func noteOf(memory time.Duration, bucket string) []byte {
 	return fmt.Appendf(nil, "%d %s", memory.Milliseconds(), bucket)
 }
 
-// parseNote returns the time in milliseconds for which the queue remembers the ID, and the bucket into
-// which the producer has put the element.
+// parseNote returns the time in milliseconds for which the queue remembers the ID, and the first bucket
+// of the element.
 func parseNote(data []byte) (memory int64, bucket string) {
 	fmt.Sscan(string(data), &memory, &bucket)
 	return memory, bucket

@@ -43,11 +43,6 @@ type parcel struct {
 	err   error    // if not nil, the reason why the outbox does not send the parcel
 }
 
-// The method `keyed` reports whether an element of `p` has a key.
-func (p *parcel) keyed() bool {
-	return slices.ContainsFunc(p.tags, func(tag string) bool { return keyOf(tag) != "" })
-}
-
 // The type `producer` is the part of a Queue value that sends.
 type producer struct {
 	*Common
@@ -399,15 +394,7 @@ func (o *outbox) build(inc *session.Incarnation) error {
 		return nil
 	}
 	o.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
-	if keys := session.ChildPath(o.dir, keysName); slices.ContainsFunc(o.group, (*parcel).keyed) {
-		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := inc.Create(session.Finishing, keys, nil)
-			if session.IsNoNode(err) {
-				err = nil // the queue was deleted: the servers refuse the next attempt, and then the cure of the bell creates the queue
-			}
-			return err
-		}))
-	}
+	keyed := false
 	for _, p := range o.group {
 		var dir string
 		var makeDir func(*session.Incarnation, error) error
@@ -434,8 +421,18 @@ func (o *outbox) build(inc *session.Incarnation) error {
 			if p.due == 0 {
 				o.next[p.prio].last = len(o.steps)
 			}
+			keyed = keyed || keyOf(p.tags[i]) != ""
 			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
 		}
+	}
+	if keys := session.ChildPath(o.dir, keysName); keyed {
+		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
+			_, err := inc.Create(session.Finishing, keys, nil)
+			if session.IsNoNode(err) {
+				err = nil // the queue was deleted: the servers refuse the next attempt, and then the cure of the bell creates the queue
+			}
+			return err
+		}))
 	}
 	return nil
 }

@@ -22,14 +22,15 @@ func (q *core) Len(ctx context.Context) (n int, err error) {
 
 func (q *core) Stats(ctx context.Context) (Totals, error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (st Totals, err error) {
-		if st.Dead, err = q.Count(ctx, inc); err != nil {
+		dead, err := q.Unread(ctx, inc)
+		if err != nil {
 			return st, err
 		}
 		names, err := inc.Names(ctx, q.dir)
 		if err != nil {
 			return st, err
 		}
-		st.Paused = slices.Contains(names, pausedName)
+		st.Dead, st.Paused = len(dead), slices.Contains(names, pausedName)
 		lots, _, err := q.lots(ctx, inc, parseBuckets(names), true)
 		if err != nil {
 			return st, err

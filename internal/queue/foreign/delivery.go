@@ -13,8 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file gives taken elements to consumers, and settles them or writes them back. foreign.go
-// takes elements from the servers.
+// This file gives taken elements to consumers, and settles them or writes them back.
 
 // The type `delivery` is an element that this process has read and then takes.
 type delivery struct {

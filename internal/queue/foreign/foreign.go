@@ -21,8 +21,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file sends, takes and counts elements. delivery.go settles a taken element; format.go has
-// names and frames.
+// This file sends, takes and counts elements.
 
 // The type `engine` is the Engine of another library's layout.
 type engine struct {
@@ -166,16 +165,15 @@ func (q *engine) list(names []string) (es, left []elementName) {
 // maxSplit is the largest number of elements in one transaction of `split` or `Clear`.
 const maxSplit = 500
 
-// The method `split` moves each element of a znode to a znode of its own, <name>#<i>. It is called
-// for a znode without an element, and for a znode with several elements. Curator's putMulti creates
-// znodes with several elements. All these libraries order elements by name, so the elements keep
-// their positions. If the elements do not fit into one transaction, `split` moves the last elements
-// first, so that the other elements keep their number `i`.
+// The method `split` moves each element of a znode with no element, or with several (Curator's
+// putMulti), to a znode of its own, <name>#<i>. All these libraries order elements by name, so the
+// elements keep their positions. If the elements do not fit into one transaction, `split` moves the last
+// elements first, so that the other elements keep their number `i`.
 //
-// A client may have read the znode before the split. After the split, it cannot delete the znode,
-// because the znode has a new version or does not exist. For the same reason, a second attempt of the split
-// fails. No split uses a name again for other data. If a split did so, the version would restart at
-// 0, and a client of another library could delete an element that it has not read.
+// A client that has read the znode before the split cannot delete it afterwards: it has a new version, or
+// does not exist. For the same reason, a second attempt of the split fails. No split uses a name again
+// for other data: the version would restart at 0, and a client of another library could delete an
+// element that it has not read.
 func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
 	path, all := session.ChildPath(q.dir, it.name), it.inside
 	size, n := q.m.SizeOf(path, it.stored), len(all)
@@ -207,10 +205,10 @@ func unlessOutrun(err error) error {
 	return err
 }
 
-// The method `seize` takes an element that this process has read: it deletes the znode. If the
-// element does not decode, `seize` makes the element a dead letter. If this process has not got the
-// element, the result is nil without an error. The caller cannot stop `seize` with a context,
-// because after the deletion only this process has the element.
+// The method `seize` takes an element that this process has read: it deletes the znode, or makes an
+// element that does not decode a dead letter. If this process has not got the element, the result is nil
+// without an error. No context stops `seize`, because after the deletion only this process has the
+// element.
 func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
@@ -281,10 +279,8 @@ func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*de
 	})
 }
 
-// The method `first` reads the first element. It returns nil if there is none. A znode can be
-// without elements. If the argument `aside` is set, `first` skips such a znode. Peek sets it,
-// because Peek must not delete znodes. If `aside` is not set, `first` returns the znode, and
-// `seize` removes the znode.
+// The method `first` reads the first element. It returns nil if there is none. If `aside` is set, `first`
+// skips znodes without elements, which `seize` would delete.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
 		for synced := false; ; {
@@ -353,11 +349,12 @@ func (q *engine) Stats(ctx context.Context) (st queue.Totals, err error) {
 	if err != nil {
 		return st, err
 	}
-	st.Ready = len(es)
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if st.Dead, err = q.Count(ctx, inc); err != nil {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		dead, err := q.Unread(ctx, inc)
+		if err != nil {
 			return err
 		}
+		st.Ready, st.Dead = len(es), len(dead)
 		for _, e := range es {
 			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.name))
 			if err != nil {
