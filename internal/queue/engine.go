@@ -46,8 +46,8 @@ type Settings struct {
 // comment says otherwise. Lost connections and lost sessions do not make it fail.
 type Engine interface {
 	// Send stores the elements of `b` at the end of the queue, exactly once, all or none, in the order of
-	// the calls of all goroutines. It has stored nothing if it returns session.ErrTooLarge, ErrFull,
-	// ErrKnown, or session.ErrInvalid for a feature that the layout lacks (Due, ID, Keys).
+	// the calls of all goroutines. It has stored nothing if it returns session.ErrTooLarge, ErrFull or
+	// ErrKnown. The caller uses only features of the layout (Due, ID, Keys).
 	Send(ctx context.Context, b Batch) error
 
 	// Cancel removes the unclaimed element that was sent with the ID, and reports whether it has. The

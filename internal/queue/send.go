@@ -138,7 +138,6 @@ type tail struct {
 	bucket  int64 // number of the newest bucket; if the znode does not exist, the next number belongs to the first bucket
 	full    bool  // the newest bucket is full, or does not exist
 	gone    bool  // another client has deleted the newest bucket, but not the queue
-	last    int   // for the tail after a transaction: index of the step that creates the last element of this priority
 }
 
 // maxGroup is the largest number of elements that a transaction stores for several calls of Send. A
@@ -305,28 +304,41 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 
 // The method `learn` reads from the responses to the steps which buckets are full now.
 func (o *outbox) learn(rs []zk.MultiResponse) {
-	for prio, t := range o.next {
-		e, ok := parseElement(bucket{}, session.BaseName(rs[t.last].String))
-		if !ok { // the reply was lost, or the parcel was empty
+	for i, r := range rs {
+		if _, creates := o.steps[i].op.(*zk.CreateRequest); creates && r.String == "" { // the reply was lost
 			o.forget()
 			return
 		}
-		if t.full = e.seq >= bucketSize-1; t.full {
-			if last, _ := o.full.Swap(prio, t.bucket); o.brief && last != t.bucket {
-				// The next outbox may be brief, too, and would not know that the bucket is full. So an
-				// empty parcel creates the next bucket.
-				_, stay := o.m.BeforeClose()
-				o.m.Spawn(func() {
-					defer stay()
-					o.out.send(&parcel{ctx: session.Finishing, prio: prio, done: make(chan error, 1)})
-				})
-			}
+		if b, full := o.filled(r.String); full && !b.delayed {
+			o.next[b.prio].full = true
 		}
+	}
+	for prio, t := range o.next {
 		o.tails[prio] = t
+		if !t.full {
+			continue
+		}
+		if last, _ := o.full.Swap(prio, t.bucket); o.brief && last != t.bucket {
+			// The next outbox may be brief, too, and would not know that the bucket is full. So an
+			// empty parcel creates the next bucket.
+			_, stay := o.m.BeforeClose()
+			o.m.Spawn(func() {
+				defer stay()
+				o.out.send(&parcel{ctx: session.Finishing, prio: prio, done: make(chan error, 1)})
+			})
+		}
 	}
-	for _, r := range rs {
-		o.learnSlot(r.String)
+}
+
+// The method `filled` is called with the path of each znode that a transaction has created. If the znode
+// is an element that fills its bucket, `filled` returns the bucket, and forgets a delayed bucket.
+func (q *producer) filled(path string) (b bucket, full bool) {
+	b, ok := parseBucket(session.BaseName(session.ParentPath(path)))
+	e, is := parseElement(b, session.BaseName(path))
+	if full = ok && is && e.seq >= bucketSize-1; full && b.delayed {
+		q.slots.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
 	}
+	return b, full
 }
 
 // The method `locate` reads the tail of a priority. If the queue does not exist, `locate` creates it
@@ -418,9 +430,6 @@ func (o *outbox) build(inc *session.Incarnation) error {
 		}
 		o.identify(p, session.BaseName(dir))
 		for i, data := range p.data {
-			if p.due == 0 {
-				o.next[p.prio].last = len(o.steps)
-			}
 			keyed = keyed || keyOf(p.tags[i]) != ""
 			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
 		}
@@ -454,7 +463,6 @@ func (o *outbox) add(op any, c func(*session.Incarnation, error) error) {
 // these steps.
 func (o *outbox) open(prio int, anew func(*session.Incarnation, error) error) *tail {
 	t, acl := *o.tails[prio], o.m.Config.ACL
-	t.last = 0
 	path := session.ChildPath(o.dir, tailName(prio))
 	if !t.full {
 		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
@@ -518,16 +526,6 @@ func (q *producer) slot(inc *session.Incarnation, at string) (path string, cure 
 		q.slots.Store(at, name)
 	}
 	return session.ChildPath(q.dir, name), cure, nil
-}
-
-// The method `learnSlot` is called with the path of each znode that a transaction has created. If the
-// path shows that a bucket is full, `learnSlot` forgets the bucket.
-func (q *producer) learnSlot(path string) {
-	if b, _ := parseBucket(session.BaseName(session.ParentPath(path))); b.delayed {
-		if e, ok := parseElement(b, session.BaseName(path)); ok && e.seq >= bucketSize-1 {
-			q.slots.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
-		}
-	}
 }
 
 // idPath returns the path of the note of an ID, by its hash.

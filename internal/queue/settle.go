@@ -326,7 +326,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		fates[word] = append(fates[word], e.item)
 	}
 	for _, r := range rs {
-		c.q.learnSlot(r.String)
+		c.q.filled(r.String)
 	}
 	for word, items := range fates {
 		c.traceDone(trace.Release, word, items, zxidOf(rs))

@@ -73,8 +73,6 @@ func (q *engine) makeQueue(ctx context.Context) error {
 func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 	name := q.plain
 	switch {
-	case !b.Due.IsZero(), b.ID != "", b.Keys != nil:
-		return q.lacks("a delay, an ID or a key")
 	case q.cfg.Priorities == 1:
 	case b.Priority == queue.Middle:
 		name = fmt.Sprintf(q.ranked, (q.cfg.Priorities-1)/2)
