@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -76,12 +77,9 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 
 // sendAll sends vs in as few requests as possible.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
-	n := len(vs)
-	if most := q.cfg.MaxLen; most > 0 {
-		n = min(n, most) // more elements would never fit into the queue
-	}
-	for len(vs) > 0 {
-		n = min(n, len(vs))
+	most := cmp.Or(q.cfg.MaxLen, len(vs)) // more elements would never fit into the queue
+	for n := len(vs); len(vs) > 0; {
+		n = min(n, len(vs), most)
 		send := q.Send
 		if q.cfg.MaxLen > 0 && n > 1 {
 			send = q.TrySend // for several elements, Send could wait forever for enough room
@@ -89,7 +87,7 @@ func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
 		switch err := send(ctx, vs[:n]...); {
 		case err == nil:
 			if vs = vs[n:]; q.cfg.MaxLen > 0 {
-				n = min(2*n, q.cfg.MaxLen)
+				n *= 2
 			}
 		case n > 1 && (errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge)):
 			n /= 2 // when n is 1, Send waits for room until ctx ends

@@ -12,13 +12,11 @@ import (
 
 // This file removes unclaimed elements without a delivery.
 
-// Clear removes elements from the end of the queue to its front. At the end, it removes the
-// elements that a consumer has returned with the fate Later. In this order, no removal makes
-// another element free: an element that waits because of its key waits for a claimed element, or
-// for an element that Clear removes later. There is one exception: if the buckets of two delayed
-// elements with one key overlap in time (see `soonest`), Clear can remove the earlier element first.
-//
-// Clear lists the queue once. It does not remove elements that are sent after that listing.
+// Clear lists the queue once, and removes the elements of that listing from the end of the queue to its
+// front. At the end, it removes the elements that a consumer has returned with the fate Later. In this
+// order, no removal makes another element free: an element that waits because of its key waits for a
+// claimed element, or for an element that Clear removes later. There is one exception: if the buckets of
+// two delayed elements with one key overlap in time (see `soonest`), Clear can remove the earlier first.
 func (q *core) Clear(ctx context.Context) (n int, err error) {
 	lots, err := Synced(ctx, q.Common, q.survey)
 	if err != nil {
@@ -72,10 +70,8 @@ func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, i
 	}
 }
 
-// takeLast returns operations that remove matching elements. An element `e` matches if no consumer
-// has claimed it and `so(e)` is true. In the first bucket with matching elements, the operations
-// remove the last `n` of these elements, as many as fit into a transaction. If that bucket has
-// further matching elements, the result `more` is true.
+// takeLast returns operations that remove `n` unclaimed elements with so(e), as many as fit into a
+// transaction: the last of the first bucket with such elements. If it has more, `more` is true.
 func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(*element) bool) (ops []any, n int, more bool, err error) {
 	lots, _, err := q.lots(ctx, inc, buckets, false)
 	if err != nil {

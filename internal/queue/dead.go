@@ -131,16 +131,18 @@ func (q *Common) read(ctx context.Context, d *Letter) error {
 			return zk.ErrNoNode
 		}
 		d.Data, d.Framed = slices.Clone(nodes[0].Data), nodes[0].Data
-		for _, n := range nodes { // one transaction has made both
-			if n.Stat != nil && !n.Concealed() && d.Since.IsZero() {
+		d.Removal = nil
+		for i, n := range nodes { // one transaction has made both
+			if n.Stat == nil {
+				continue
+			}
+			d.Removal = append(d.Removal, &zk.DeleteRequest{Path: paths[i], Version: -1})
+			if !n.Concealed() && d.Since.IsZero() {
 				d.Since = time.UnixMilli(n.Stat.Ctime)
 			}
 		}
 		if q.unframe != nil {
 			d.Data = q.unframe(d.Data)
-		}
-		if d.paths = paths[:1]; nodes[1].Stat != nil {
-			d.paths = paths
 		}
 		var why struct {
 			Reason          string
@@ -161,16 +163,8 @@ func (q *Common) Commit(ctx context.Context, ops []any) ([]zk.MultiResponse, err
 	return txns.Across(ctx, q.m, q.Receipts, ops)
 }
 
-// Removal returns the operations that remove d.
-func (d *Letter) Removal() (ops []any) {
-	for _, path := range d.paths {
-		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-	}
-	return ops
-}
-
 func (q *Common) Discard(ctx context.Context, d *Letter) error {
-	_, err := q.Commit(ctx, d.Removal())
+	_, err := q.Commit(ctx, d.Removal)
 	return err
 }
 

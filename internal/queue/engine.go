@@ -19,8 +19,7 @@ var (
 	// ErrFull is returned by Send if NoWait is set and there is no room.
 	ErrFull = errors.New("the queue is full")
 
-	// ErrKnown is returned by Send if the queue remembers the ID of the element from an earlier
-	// Send. Then Send has stored nothing.
+	// ErrKnown is returned by Send if the queue remembers the ID of the element.
 	ErrKnown = errors.New("an element with this ID was sent before")
 )
 
@@ -286,8 +285,8 @@ type Letter struct {
 	First    time.Time // when the producer sent it
 	Priority string    // as the layout writes it
 
-	Framed []byte   // the data as the queue stores it
-	paths  []string // of the letter's znode and, if it exists, of the znode with the reason
-	digits string   // the random digits in the name
-	seq    int32
+	Framed  []byte // the data as the queue stores it
+	Removal []any  // the operations that remove the letter
+	digits  string // the random digits in the name
+	seq     int32
 }

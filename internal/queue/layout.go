@@ -31,17 +31,13 @@ import (
 // fate Later, the name also has a history: the number of attempts, the time of the Send, and the
 // element's first name.
 //
-// # Board
-//
-// The data of a bucket is its board: it lists the claimed numbers of the bucket, see board.go. An element
-// is free if it exists and its number is not claimed. ZooKeeper assigns the numbers in order, and
-// assigns no number twice. So a number without an element is never used again if a higher number has an
-// element.
-//
-// # Mark
+// # Claims
 //
 // A mark is an ephemeral znode, <path>-live/<digits>. Each Queue value has one mark in each session
-// in which it claims elements. Its name is never used again. When it is deleted, its claims end.
+// in which it claims elements. Its name is never used again. The data of a bucket is its board: it lists
+// the numbers that each mark has claimed, see board.go. An element is free if it exists and no existing
+// mark has claimed its number. ZooKeeper assigns the numbers in order, and assigns no number twice. So a
+// number without an element is never used again if a higher number has an element.
 //
 // # Bell
 //

@@ -26,9 +26,8 @@ const (
 	maxCounts = 20
 )
 
-// The method `admit` waits until there is room for `n` elements. If `hurry` is set, it returns ErrFull
-// instead of waiting. An element whose ID is known needs no room, because Send does not store it: `id`
-// is the hash of the ID, or empty.
+// The method `admit` waits until there is room for `n` elements, or returns ErrFull if `hurry` is set. An
+// element whose ID is known needs no room: `id` is the hash of the ID, or empty.
 func (q *producer) admit(ctx context.Context, n int, id string, hurry bool) error {
 	limit := q.cfg.MaxLen
 	switch {
@@ -51,16 +50,14 @@ func (q *producer) admit(ctx context.Context, n int, id string, hurry bool) erro
 		defer q.waits.Store(false)
 	}
 	for {
-		var fits bool
-		var wait time.Duration
-		var err error
+		wait, err := countEvery, error(nil)
 		if !hurry || !q.waits.Load() {
-			fits, wait, err = q.fits(ctx, n)
+			wait, err = q.reserve(ctx, n)
 		}
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return waited(err)
-		case fits || err != nil:
+		case wait == 0 || err != nil:
 			return err
 		}
 		if id != "" {
@@ -81,13 +78,13 @@ func (q *producer) admit(ctx context.Context, n int, id string, hurry bool) erro
 	}
 }
 
-// The method `fits` reports whether there is room for `n` more elements, and then counts them as
-// sent. If there is no room, the next count should be after the time `wait`.
-func (q *producer) fits(ctx context.Context, n int) (ok bool, wait time.Duration, err error) {
+// The method `reserve` returns 0 if there is room for `n` more elements, and then counts them as sent. If
+// there is no room, it returns the time until the next count.
+func (q *producer) reserve(ctx context.Context, n int) (wait time.Duration, err error) {
 	select {
 	case q.turn <- struct{}{}:
 	case <-ctx.Done():
-		return false, 0, session.CtxErr(ctx)
+		return 0, session.CtxErr(ctx)
 	}
 	defer func() { <-q.turn }()
 	if time.Since(q.counted) >= countEvery || q.have+n > q.cfg.MaxLen {
@@ -107,13 +104,14 @@ func (q *producer) fits(ctx context.Context, n int) (ok bool, wait time.Duration
 			return err
 		})
 		if err != nil {
-			return false, 0, err
+			return 0, err
 		}
 	}
-	if ok = q.have+n <= q.cfg.MaxLen; ok {
-		q.have += n
+	if q.have+n > q.cfg.MaxLen {
+		return q.again, nil
 	}
-	return ok, q.again, nil
+	q.have += n
+	return 0, nil
 }
 
 // The method `length` counts the elements until two counts in a row are equal: then the queue had that

@@ -66,14 +66,12 @@ func (q *Common) readAll(ctx context.Context, inc *session.Incarnation, dir stri
 	return paths, nodes, now, err
 }
 
-// sweepIDs deletes the notes of expired IDs. It must not delete a note that has changed since
-// sweepIDs read the note. Two checks prevent that. First, each deletion names the version of the
-// note, which changes if a producer writes the note. Second, each transaction checks the version
-// of the shard, the parent znode of the note. If another sweep has deleted the note, and a
-// producer has created the note again, that sweep has written the shard.
-//
-// A call of SendID that finds a note also writes the shard, to read the servers' time. After any
-// write of the shard, the remaining notes of the shard wait for the next sweep.
+// sweepIDs deletes the notes of expired IDs, but no note that changes after sweepIDs has read it, because
+// of two checks. First, each deletion names the version of the note, which changes if a producer
+// writes the note. Second, each transaction checks the version of the shard, the parent znode of the
+// note. If another sweep has deleted the note, and a producer has created the note again, that sweep has
+// written the shard. After any write of the shard, also by a SendID that reads the servers' time, the
+// remaining notes of the shard wait for the next sweep.
 func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	shards, stat, err := inc.Children(ctx, q.ids)
 	// In half of the time sweepEvery, the sweep of one process is enough. This machine's clock
@@ -97,9 +95,8 @@ func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 			}
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			// The write gives the znode `ids` a new version. A producer that replaces a note checks
-			// that version. So if a producer has read one of these notes, the servers refuse the
-			// producer's transaction.
+			// The write gives the znode `ids` a new version: the servers refuse a producer's transaction
+			// that replaces a note that it has read before.
 			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: q.ids, Version: -1}}
 			_, err := inc.Multi(ctx, append(ops, some...)...)
 			if session.OutcomeOf(err) != session.Answered {
@@ -121,7 +118,7 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 	}
 	var now *zk.Stat
 	for d, err := range q.Letters(ctx) { // the oldest first
-		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.paths != nil {
+		if session.IsAnswer(err, zk.ErrNoAuth) && d != nil && d.Removal != nil {
 			err = nil // a letter that this client cannot read expires, too
 		}
 		if err == nil && d.Since.IsZero() {
@@ -141,8 +138,8 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 }
 
 // sweepReceipts deletes the receipts that no client has written during the time session.SweptAfter. Only
-// a process that was cut off for that time finds its receipt deleted: then its call returns an error that
-// says that the outcome is unknown. Each deletion names the version that was read. If the process writes
+// a process that was cut off for that time finds its receipt deleted: its call returns an error, and the
+// outcome is unknown. Each deletion names the version that was read. If the process writes
 // its receipt after that read, the servers refuse the deletion.
 func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
 	paths, nodes, now, err := q.readAll(ctx, inc, q.Receipts, func(name string) bool { return strings.HasSuffix(name, "-receipt") })

@@ -169,7 +169,7 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	if err != nil {
 		return err
 	}
-	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: d.Removal(), done: make(chan error, 1)}
+	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: d.Removal, done: make(chan error, 1)}
 	p.size = q.elementSize(d.Framed) + q.m.SizeOfOps(p.with)
 	return q.out.send(p)
 }

@@ -101,12 +101,11 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	return nil, err
 }
 
-// Through applies `ops`. Each operation is a request for go-zookeeper's Multi, or a *Batch.
-// Through calls the function `commit`, which must apply its argument in one transaction. The paths
-// in that argument are the program's. If the servers refuse the transaction, the responses that
-// `commit` returns must show which operation they have refused. Through returns the response to
-// each operation that is not a *Batch. When `lost` is closed, Through no longer waits for room.
-// Through works while the Session is being closed, if `commit` does.
+// Through applies `ops`, which are requests for go-zookeeper's Multi or of the type *Batch. The function
+// `commit` must apply its argument, which has the program's paths, in one transaction. Its responses must
+// show which operation the servers have refused. Through returns the response to each operation that is
+// not a *Batch. When `lost` is closed, it no longer waits for room. It works while the Session is being
+// closed, if `commit` does.
 func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
 	x, err := newLoad(ctx, m, ops, session.MaxPacket)
 	if err == nil {

@@ -21,8 +21,7 @@ type delivery struct {
 	q       *engine
 	inc     *session.Incarnation // the session in which it was taken
 	stored  []byte
-	inside  [][]byte // the elements in its znode
-	data    []byte
+	inside  [][]byte // the elements in its znode, one after `seize`
 	version int32
 	sent    time.Time
 	value   any
@@ -76,7 +75,7 @@ func (it *delivery) settleLocked(f queue.Fate) {
 	if it.cancel != nil {
 		it.cancel(it.lost)
 	}
-	it.data, it.value, it.inside = nil, nil, nil
+	it.value, it.inside = nil, nil
 	if f == queue.Return {
 		it.q.m.Spawn(it.putBack)
 	} else {
@@ -129,7 +128,11 @@ func (it *delivery) putBack() {
 func (it *delivery) Element() queue.Element {
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	return queue.Element{ID: it.name, Data: it.data, Value: it.value, Fault: it.fault, Sent: it.sent}
+	e := queue.Element{ID: it.name, Value: it.value, Fault: it.fault, Sent: it.sent}
+	if it.inside != nil {
+		e.Data = it.inside[0]
+	}
+	return e
 }
 
 func (it *delivery) Withdrawn() (down, over <-chan struct{}) {

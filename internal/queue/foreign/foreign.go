@@ -136,9 +136,6 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementNa
 	if it.inside, it.fault = q.open(data); it.fault != nil {
 		it.inside = [][]byte{data}
 	}
-	if len(it.inside) > 0 {
-		it.data = it.inside[0]
-	}
 	return it, nil
 }
 
@@ -213,7 +210,7 @@ func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 		return nil, q.split(ctx, it.inc, it)
 	}
 	if it.fault == nil {
-		it.value, it.fault = q.cfg.Decode(it.data)
+		it.value, it.fault = q.cfg.Decode(it.inside[0])
 	}
 	ops := []any{q.deletion(it)}
 	if it.fault != nil {
@@ -410,7 +407,7 @@ func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
 		return err
 	}
 	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
-	return q.commit(ctx, append(d.Removal(), create))
+	return q.commit(ctx, append(slices.Clone(d.Removal), create))
 }
 
 func (q *engine) Cancel(context.Context, string) (bool, error) { return false, q.lacks("Cancel") }
