@@ -8,8 +8,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the part of an engine that all layouts share: consumers join, hear of errors, and
-// leave. The layouts find and offer the elements.
+// This file has the part of an engine that all layouts share: consumers join, hear of errors, and leave.
 
 // A Common is the part of an Engine that all layouts share.
 type Common struct {

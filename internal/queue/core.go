@@ -11,8 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file creates the engine of zsync's own layout. send.go stores elements, pump.go claims them, and
-// settle.go settles them.
+// This file creates the engine of zsync's own layout.
 
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {

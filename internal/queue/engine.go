@@ -11,8 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// This file defines the interface between Queue and the engines. There is one engine for each
-// layout of znodes: see core.go and package foreign.
+// This file defines the interface between Queue and the engines, one for each layout of znodes.
 
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (

@@ -192,8 +192,7 @@ func hash(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// tagOf returns the tag of an element. If `key` or `id` is empty, the element has no such key or
-// ID.
+// tagOf returns the tag of an element. If `key` or `id` is empty, the element has none.
 func tagOf(key, id string) (tag string) {
 	if key != "" {
 		tag = "k" + hash(key, keyDigits)
