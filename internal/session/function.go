@@ -16,11 +16,7 @@ import (
 type Function struct {
 	of     *Manager
 	parent *Function // the function in whose context this function was called, or nil
-
-	goroutine uint64 // the number of the goroutine that runs the function; guarded by Manager.mu, like the fields below
-	running   bool
-	over      bool // End was called
-	waived    bool // its goroutine has called Close
+	over   bool      // End was called; guarded by Manager.mu
 }
 
 // Function returns the Function of a call that is about to begin. Its parent is the function in
@@ -43,8 +39,7 @@ func (f *Function) Begin() error {
 	if err := m.Failure(); err != nil {
 		return err
 	}
-	f.goroutine, f.running = goroutine(), true
-	m.running[f] = struct{}{}
+	m.running[f] = goroutine()
 	return nil
 }
 
@@ -57,7 +52,7 @@ func (f *Function) In(ctx context.Context) context.Context {
 func (f *Function) End() {
 	f.of.mu.Lock()
 	defer f.of.mu.Unlock()
-	f.running, f.over = false, true
+	f.over = true
 	delete(f.of.running, f)
 	f.of.fewerLocked()
 }
@@ -73,7 +68,7 @@ func (f *Function) AfterClose(end func(cause error)) (stop func()) {
 func (f *Function) Runs() bool {
 	for ; f != nil; f = f.parent {
 		f.of.mu.Lock()
-		running := f.running
+		_, running := f.of.running[f]
 		f.of.mu.Unlock()
 		if running {
 			return true
@@ -100,16 +95,18 @@ func (m *Manager) waive() {
 		return
 	}
 	me := goroutine()
-	for f := range m.running {
-		f.waived = f.waived || f.goroutine == me
+	for f, its := range m.running {
+		if its == me {
+			m.running[f] = 0
+		}
 	}
 	m.fewerLocked() // another Close may be waiting for these functions
 }
 
 // functionsLocked returns the number of functions that Close waits for.
 func (m *Manager) functionsLocked() (n int) {
-	for f := range m.running {
-		if !f.waived {
+	for _, its := range m.running {
+		if its != 0 {
 			n++
 		}
 	}

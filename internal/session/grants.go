@@ -1,6 +1,10 @@
 package session
 
-import "time"
+import (
+	"time"
+
+	"github.com/zsync/zsync/internal/shared"
+)
 
 // This file remembers which session timeout each server grants: see "Different timeouts" in
 // docs/design.md. The memory is wrong if a server was restarted and now grants less (same-timeouts
@@ -11,18 +15,18 @@ import "time"
 // s, the value of minSessionTimeout in ZooKeeper's default configuration.
 const leastOfAll = 4 * time.Second
 
-// noteGrant records that the server at addr has granted the timeout `granted` to a request for the
+// noteGrant records that the server at addr has granted the timeout `got` to a request for the
 // timeout `asked`. Only a grant of less than the request shows the longest timeout of the server.
-func (m *Manager) noteGrant(addr string, asked, granted time.Duration) {
-	if known, _ := m.granted.Load(addr); granted < asked || granted > known {
-		m.granted.Store(addr, granted)
+func noteGrant(granted *shared.Cache[time.Duration], addr string, asked, got time.Duration) {
+	if known, _ := granted.Load(addr); got < asked || got > known {
+		granted.Store(addr, got)
 	}
 }
 
 // leastGrant returns the shortest timeout that the server at addr may grant to a request for the
 // timeout `ask`. A server grants each request in full, or a bound of its configuration.
-func (m *Manager) leastGrant(addr string, ask time.Duration) time.Duration {
-	known, ok := m.granted.Load(addr)
+func leastGrant(granted *shared.Cache[time.Duration], addr string, ask time.Duration) time.Duration {
+	known, ok := granted.Load(addr)
 	if !ok {
 		known = leastOfAll
 	}

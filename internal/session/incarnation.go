@@ -173,7 +173,7 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	limit := inc.dialLimit()
 	if inc.ID.Load() != 0 {
-		limit = min(limit, inc.Manager.leastGrant(addr, time.Duration(inc.Timeout.Load()))/3) // time for another server before the session must be abandoned
+		limit = min(limit, leastGrant(&inc.Manager.granted, addr, time.Duration(inc.Timeout.Load()))/3) // time for another server before the session must be abandoned
 	}
 	deadline := time.Now().Add(limit)
 	socket, err := inc.Manager.dialer.Dial(inc.Ctx, addr, limit)
@@ -202,7 +202,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		ask.Timeout = time.Duration(inc.Timeout.Load())
 		ask.Password = inc.password
 		inc.LeaseMu.Lock()
-		inc.Lease.Trying(now, inc.Manager.leastGrant(c.Addr, ask.Timeout))
+		inc.Lease.Trying(now, leastGrant(&inc.Manager.granted, c.Addr, ask.Timeout))
 		inc.LeaseMu.Unlock()
 		inc.wake() // the session may now end before the watchdog would look
 	}
@@ -270,7 +270,7 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
 	}
-	inc.Manager.noteGrant(addr, ask.Timeout, got.Timeout)
+	noteGrant(&inc.Manager.granted, addr, ask.Timeout, got.Timeout)
 	timeout := got.Timeout
 	if ask.ID != 0 {
 		// Servers may be configured differently. A new leader gives the session the timeout that

@@ -1,6 +1,6 @@
 package session
 
-// This file has the operations of a Session as a whole: Connect, Close, and its
+// This file has the operations of a Session as a whole: New, Connect, Close, and its
 // state. manager.go opens one incarnation after another.
 
 import (
@@ -8,10 +8,44 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/dice"
+	"github.com/zsync/zsync/internal/trace"
 )
+
+func New(hosts []string, chroot string, cfg Config) *Manager {
+	hosts = slices.Clone(hosts)
+	dice.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
+	m := &Manager{
+		Config:   cfg,
+		Owner:    []byte(cfg.Owner),
+		Hosts:    hosts,
+		chroot:   chroot,
+		Log:      cfg.Log,
+		changed:  make(chan struct{}),
+		feeds:    make(map[any]func(ConnState)),
+		running:  make(map[any]uint64),
+		ended:    make(chan struct{}),
+		farewell: make(chan struct{}),
+	}
+	m.closing, m.leave = context.WithCancelCause(context.Background())
+	m.over, m.finish = context.WithCancelCause(context.Background())
+	m.Closing, m.Over = m.closing.Done(), m.over.Done()
+	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
+	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
+	if cfg.Trace != nil {
+		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), chroot, cfg.Owner, func(err error) {
+			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
+		})
+	}
+	changes := States[ConnState](m.over, m)
+	m.Spawn(func() { logOutages(changes, m.sayOutage, m.sayConnected) })
+	go m.run()
+	return m
+}
 
 // GiveUp runs f and returns its error. The function f releases something for a call whose context
 // is ctx. After the end of ctx, GiveUp waits no longer than the time Grace. If f has not returned
@@ -119,14 +153,6 @@ func (m *Manager) awaitNone(count func() int, limit time.Duration, down, ended <
 		case <-timer.C:
 			return true
 		}
-	}
-}
-
-// fewerLocked wakes awaitNone.
-func (m *Manager) fewerLocked() {
-	if m.fewer != nil {
-		close(m.fewer)
-		m.fewer = nil
 	}
 }
 

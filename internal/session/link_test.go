@@ -20,6 +20,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -270,11 +271,11 @@ func TestTheAnswerToTheLongestRequestTellsWhatAServerGrants(t *testing.T) {
 		{[]answer{{10 * s, 10 * s}, {10 * s, 8 * s}}, 10 * s, 8 * s},
 		{[]answer{{10 * s, 10 * s}, {8 * s, 6 * s}}, 10 * s, 6 * s}, // restarted with another configuration
 	} {
-		var m Manager
+		var granted shared.Cache[time.Duration]
 		for _, a := range c.answers {
-			m.noteGrant("a", a.asked, a.granted)
+			noteGrant(&granted, "a", a.asked, a.granted)
 		}
-		if got := m.leastGrant("a", c.ask); got != c.want {
+		if got := leastGrant(&granted, "a", c.ask); got != c.want {
 			t.Errorf("after %v, to a request for %v, it may grant %v; want %v", c.answers, c.ask, got, c.want)
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/conn"
-	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -52,7 +51,7 @@ type Manager struct {
 	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	staff    int                     // number of users that will tidy up before the end: see BeforeClose; guarded by mu
 	farewell chan struct{}           // closed when Close begins the farewell
-	running  map[*Function]struct{}  // the functions of the program; guarded by mu
+	running  map[any]uint64          // by Function: the number of its goroutine, or 0 if that has called Close; guarded by mu
 	fewer    chan struct{}           // made by awaitNone; closed when `running` or `staff` changes; guarded by mu
 	leaving  Ending                  // ended by Close when nothing new may begin; its hooks end the contexts of functions
 	Attached sync.Map                // data that other packages keep across sessions: see shared.Attached
@@ -68,37 +67,6 @@ type Manager struct {
 	wg      sync.WaitGroup // every goroutine of this session except `run`
 	sealed  bool           // `run` waits for wg; guarded by spawnMu
 	spawnMu sync.RWMutex   // taken before a goroutine is added to wg
-}
-
-func New(hosts []string, chroot string, cfg Config) *Manager {
-	hosts = slices.Clone(hosts)
-	dice.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
-	m := &Manager{
-		Config:   cfg,
-		Owner:    []byte(cfg.Owner),
-		Hosts:    hosts,
-		chroot:   chroot,
-		Log:      cfg.Log,
-		changed:  make(chan struct{}),
-		feeds:    make(map[any]func(ConnState)),
-		running:  make(map[*Function]struct{}),
-		ended:    make(chan struct{}),
-		farewell: make(chan struct{}),
-	}
-	m.closing, m.leave = context.WithCancelCause(context.Background())
-	m.over, m.finish = context.WithCancelCause(context.Background())
-	m.Closing, m.Over = m.closing.Done(), m.over.Done()
-	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
-	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
-	if cfg.Trace != nil {
-		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), chroot, cfg.Owner, func(err error) {
-			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
-		})
-	}
-	changes := States[ConnState](m.over, m)
-	m.Spawn(func() { logOutages(changes, m.sayOutage, m.sayConnected) })
-	go m.run()
-	return m
 }
 
 // The method `run` opens each incarnation and waits for its end.
@@ -151,6 +119,14 @@ func (m *Manager) run() {
 func (m *Manager) fail(err error) {
 	m.leave(err)
 	m.finish(err)
+}
+
+// fewerLocked wakes awaitNone.
+func (m *Manager) fewerLocked() {
+	if m.fewer != nil {
+		close(m.fewer)
+		m.fewer = nil
+	}
 }
 
 // Failure returns the reason why new work is refused: the Session is closed, is being closed, or

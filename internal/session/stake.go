@@ -71,7 +71,10 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		if !inc.Alive() {
 			return nil, ErrEnded
 		}
-		if _, err := inc.openConn(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil, CtxErr(ctx)
+		}
+		if err := inc.Connection(ctx); err != nil {
 			return nil, err
 		}
 		q, wait := inc.inquire(true)
