@@ -88,8 +88,8 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		}
 		inc.ephemerals.settle(size, made)
 	}()
-	// The parents to create first. Their creates are sent again after an attempt without a reply.
-	// If that attempt has created a parent, the reply is NodeExists, which does no harm.
+	// The parents to create first: Dir and all paths above it. The replies do not matter: if a parent
+	// cannot be created, the request for its child fails with NoNode again.
 	var missing []string
 	open := false // a request without a reply may have created the znodes, or may still create them
 	var final error
@@ -138,10 +138,16 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 			c.Path = c.Paths[0]
 		case IsNoNode(err) && len(c.Holds) == 0:
 			open = false // no parent, so no child
-			if missing = inc.missingDirs(c.Dir.Path, missing); missing == nil {
+			// With its own ACL, the session must know which parents other clients have created.
+			if missing != nil || inc.Manager.protects() {
 				if err := inc.MakeDir(ctx, c.Dir); err != nil {
 					return end(err)
 				}
+				missing = nil
+				return errAgain
+			}
+			for d := c.Dir.Path; d != "/"; d = ParentPath(d) {
+				missing = slices.Insert(missing, 0, d)
 			}
 			return errAgain
 		case IsNoNode(err) && path == c.Holds[0].Path:

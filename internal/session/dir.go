@@ -4,7 +4,6 @@ package session
 
 import (
 	"context"
-	"slices"
 
 	"github.com/go-zookeeper/zk"
 
@@ -45,22 +44,6 @@ func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
 		flags = zk.FlagPersistent
 	}
 	return inc.createCall(path, data, flags)
-}
-
-// missingDirs is called when a create in dir has failed because dir is missing. It returns the
-// parents that the caller creates in the same batch as the znode in dir: dir and all paths above it.
-// The replies to these creates do not matter: if a missing znode cannot be created, the request for its
-// child fails with NoNode again. The result is nil if such a batch was tried already. It is also nil if
-// the session has its own ACL, and must know which parents another client has created.
-func (inc *Incarnation) missingDirs(dir string, tried []string) (dirs []string) {
-	if tried != nil || inc.Manager.protects() {
-		return nil
-	}
-	for ; dir != "/"; dir = ParentPath(dir) {
-		dirs = append(dirs, dir)
-	}
-	slices.Reverse(dirs)
-	return dirs
 }
 
 // MakeDir creates a Dir and the znodes above it, if they are missing. It vets a Dir that exists.
