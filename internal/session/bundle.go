@@ -105,6 +105,8 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, 
 	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
 		return getEach(ctx, paths, read)
+	case IsAnswer(err, zk.ErrNoAuth):
+		return getEach(ctx, paths, read)
 	case errors.Is(err, ErrEnded), err != nil && errors.Is(err, ctx.Err()), err != nil && OutcomeOf(err) == Answered:
 		return nil, err
 	case err != nil:
