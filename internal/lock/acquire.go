@@ -394,5 +394,5 @@ func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, mode HoldM
 	if !l.Strict {
 		return blocked, nil
 	}
-	return blocked, l.unmixed(names, nil)
+	return blocked, unmixed(l.Bases, names, nil)
 }

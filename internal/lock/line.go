@@ -283,7 +283,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMod
 	if me, ok := ParseChild(session.BaseName(path), l.Bases...); ok {
 		c.Child = me
 		if l.Strict && len(all) < len(roll.Names()) {
-			err = l.unmixed(roll.Names(), &me)
+			err = unmixed(l.Bases, roll.Names(), &me)
 		}
 	} else { // a correct server never gives this answer
 		err = fmt.Errorf("%w: created %q as %q", conn.ErrProtocol, name, path)

@@ -115,7 +115,7 @@ func (c Child) certainlyAfter(d Child) bool {
 	return !c.Exhausted() && !d.Exhausted() && c.Seq > d.Seq && c.Seq-d.Seq < numberWindow
 }
 
-// The method `unmixed` returns ErrMixed if `names` has a contender of another kind that may be ahead
+// The function `unmixed` returns ErrMixed if `names` has a contender of another kind that may be ahead
 // of `me`, because these two would not exclude each other. If `me` is nil, any contender of another
 // kind causes the error.
 //
@@ -123,16 +123,16 @@ func (c Child) certainlyAfter(d Child) bool {
 // arrive at the same time, the contender with the greater number leaves, and the other may stay.
 // After its first listing, a contender need not check again, because no contender arrives ahead of
 // it.
-func (l *Line) unmixed(names []string, me *Child) error {
+func unmixed(bases, names []string, me *Child) error {
 	for _, name := range names {
-		if _, ours := ParseChild(name, l.Bases...); ours {
+		if _, ours := ParseChild(name, bases...); ours {
 			continue
 		}
 		c, other := ParseChild(name, contenderBases...)
 		if !other || me != nil && c.certainlyAfter(*me) {
 			continue
 		}
-		return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", ErrMixed, strings.Clone(name), kinds[c.Base], kinds[l.Bases[0]])
+		return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", session.ErrMixed, strings.Clone(name), kinds[c.Base], kinds[bases[0]])
 	}
 	return nil
 }
