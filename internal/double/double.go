@@ -25,11 +25,11 @@ import (
 // A DoubleBarrier is the double barrier at one path. It has the memberships of its own callers.
 //
 // The parties are ephemeral, sequential children of one znode, the room. The room's data have the
-// number of the last party that was let in. So no round leaves a marker that could confuse the next
-// round. One party completes a round, and lets the whole round in with one transaction. The servers
-// apply this transaction only if all parties of the round still exist. The party that completes the
-// round becomes its keeper: it creates an ephemeral znode, the keeper's znode. By this znode, the
-// other parties find out when all have left.
+// number of the last party that was let in, so no round leaves a marker that could confuse the next.
+// One party completes a round, and lets the whole round in with one transaction. The servers apply
+// it only if all parties of the round still exist. The party becomes the keeper of the round: it
+// creates an ephemeral znode, the keeper's znode. By this znode, the other parties find out when all
+// have left.
 //
 // Enter:
 //
@@ -191,8 +191,7 @@ func (b *DoubleBarrier) Check(n int) error {
 const partyBase = "party-"
 
 // partyOf returns the base of a party's name. It contains n, the number of parties that the caller
-// of Enter wants. If n is not the room's number of parties, the party is about to leave, and does
-// not count.
+// of Enter wants. A party with another n than the room is about to leave, and does not count.
 func partyOf(n int) string { return strconv.Itoa(n) + "-" + partyBase }
 
 func isPartyOf(n int, name string) bool { return strings.Contains(name, "-"+partyOf(n)) }
@@ -338,8 +337,8 @@ func (b *DoubleBarrier) leaveBehind(guid string) {
 	b.leftovers.Store(session.ChildPath(b.room, guid), nil)
 }
 
-// removeLeftovers deletes the znodes of leftover parties, the ghosts. Each party that enters tries
-// to delete all ghosts. A ghost remains in the list until its znode is deleted.
+// removeLeftovers deletes the znodes of leftover parties, the ghosts. A ghost remains in the map
+// until its znode is deleted.
 //
 // Within one session, Find is exact. A create of an earlier session may arrive after Find if it was
 // delayed until the client had abandoned that session. The znode then looks like a party that

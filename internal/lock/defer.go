@@ -70,13 +70,12 @@ func wishesFor(c Child, names []string) (wishes []string) {
 // priority. A candidate that defers enters the line again, at the end, so it defers only once to
 // any other candidate. Defers also returns the wishes for `me`.
 //
-// After a leader with a wish has left, every candidate whose turn comes finds the wish. The reason
-// is the order: the leader creates the wish before its own znode is deleted, and a candidate lists
-// the line after that deletion. The candidate that a wish names is the heir. The wish exists until
-// the heir leads or is deleted, so a late listing also shows the wish. A wish does not block the
-// election longer than a candidate can block it. A candidate defers to the heir only if the heir is
-// in the line. Then this candidate waits behind the heir, and the heir either leads or ends with
-// its session.
+// After a leader with a wish has left, every candidate whose turn comes finds the wish: the leader
+// creates the wish before its own znode is deleted, and a candidate lists the line after that
+// deletion. The candidate that a wish names is the heir. The wish exists until the heir leads or is
+// deleted, so a late listing also shows the wish. A candidate defers to the heir only if the heir is
+// in the line. Then it waits behind the heir, which leads or ends with its session, so a wish blocks
+// the election no longer than a candidate can.
 func Defers(me Child, names, bases []string, priority *int) (defers bool, wishes []string) {
 	others := slices.DeleteFunc(ParseChildren(names, bases...), func(c Child) bool { return c.Name == me.Name })
 	wishes = wishesFor(me, names)

@@ -19,8 +19,7 @@ import (
 
 // A Grant is one use of a claim whose turn has come: a goroutine's use of a lock, or a leadership.
 // A claim can have many grants: one after another or, in a shared claim, at the same time. Each
-// grant has its own Ending, because other grants continue when one grant ends. The Ending ends if
-// the claim is lost during the grant. A loss after the grant does not end it.
+// grant has its own Ending, which ends if the claim is lost during the grant, and not later.
 type Grant struct {
 	Claim  *Claim
 	lost   session.Ending
@@ -162,10 +161,9 @@ func (g *Grant) Loss() *session.Ending { return &g.lost }
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
 // Release releases g and its claim. g must be the only use of the claim. Release returns when the
-// znode is deleted. If the connection drops or is down, Release returns at once. If the servers
-// refuse the deletion, Release returns after ReleaseTime. In these two cases, the deletion
-// continues in the background. The only error is ErrLost: the claim was lost, perhaps at the last
-// moment.
+// znode is deleted, when the connection is down, or after ReleaseTime if the servers refuse the
+// deletion. In the last two cases, the deletion continues in the background. The only error is
+// ErrLost: the claim was lost, perhaps at the last moment.
 func (g *Grant) Release() error { return g.release(g.Claim.GiveBack) }
 
 // The method `release` ends g and its claim. The function `remove` deletes the znode, and returns

@@ -21,7 +21,7 @@ import (
 )
 
 // A Line has the contenders of one primitive, in the order of their arrival. All of them are
-// ephemeral, sequential children of the same znode. Every primitive with waiters uses a Line.
+// ephemeral, sequential children of the same znode.
 //
 // The protocol is "Locks" from the ZooKeeper recipes:
 //
@@ -349,12 +349,11 @@ func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Chil
 //
 // A znode that shares the place of another znode (Claim.Beside) comes first. The zxid of its own
 // create does not show the place, and the other znode may be deleted. The first position is
-// harmless, because the shared place has had its turn. So every contender ahead of that place has
-// left, or may hold the lock at the same time.
+// harmless, because the shared place has had its turn.
 //
-// A persistent znode with an exhausted number comes last. Such a znode is not a contender, because
-// contenders are ephemeral. A client has chosen the number itself. If this znode were ahead of the
-// contenders, it would block them forever, because the end of a session does not delete it.
+// A persistent znode with an exhausted number comes last. It is not a contender: a client has chosen
+// the number itself. Ahead of the contenders, it would block them forever, because the end of a
+// session does not delete it.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {

@@ -55,10 +55,9 @@ func ParseChild(name string, bases ...string) (Child, bool) {
 }
 
 // ParseChildren returns the children with a base in `bases`, in the order of their numbers: first 0
-// to 2147483647, then -2147483648 to -1. It leaves out other names. Two children can have the same
-// number: a writer, and the read znode to which it downgrades. These are in the order of their
-// names, so that every client gets the same order. The function `split` finds out whether the order
-// of the numbers is the order of arrival.
+// to 2147483647, then -2147483648 to -1. Two children can have the same number: a writer, and the
+// read znode to which it downgrades. These are in the order of their names, so that every client gets
+// the same order. The function `split` finds out whether this is the order of arrival.
 func ParseChildren(names []string, bases ...string) []Child {
 	line := make([]Child, 0, len(names))
 	for _, name := range names {
@@ -182,9 +181,8 @@ func PermitsName(n int64) string {
 	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
-// Without is a filter: it returns `names`, except the names of the znodes at `paths`. A caller uses
-// it to count the permits of other processes, and compares the count with the limit minus its own
-// permits. A sum of both counts could overflow.
+// Without returns `names`, except the names of the znodes at `paths`. A caller counts the permits of
+// other processes with it. A sum with its own permits could overflow.
 func Without(names, paths []string) []string {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
@@ -193,9 +191,9 @@ func Without(names, paths []string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 }
 
-// CountPermits returns the number of permits that the znodes with these names represent. A name may
-// have a weight, which is the number of permits of the znode. A znode without a weight is one
-// permit, as in Curator and kazoo. In kazoo's layout, no name has a weight.
+// CountPermits returns the number of permits that the znodes with these names represent: for each
+// its weight or, without a weight, one, as in Curator and kazoo. In kazoo's layout, no name has a
+// weight.
 func CountPermits(names []string, kazoo bool) (out int64) {
 	for _, name := range names {
 		weight := int64(1)

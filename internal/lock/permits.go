@@ -16,10 +16,9 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// Permits has all permits that one Semaphore value holds through one ZooKeeper session.
-// It begins when the first permit is acquired, and ends when the last is released. A permit has no
-// name, so no caller knows which permits are its own. Therefore, the deletion of one znode is the
-// loss of all permits.
+// Permits has all permits that one Semaphore value holds through one ZooKeeper session, from the
+// first acquisition to the last release. A permit has no name, so no caller knows which permits are
+// its own. Therefore, the deletion of one znode is the loss of all permits.
 type Permits struct {
 	Hold
 	root   string              // path of the semaphore
@@ -159,7 +158,7 @@ func (p *Permits) Held() int64 {
 
 // Release releases n permits of p, which has at least n. The caller is the Do of the function f or,
 // if f is nil, no Do. The result `left` reports whether p has any permits after this call. If p was
-// lost, Release has deleted nothing, and returns the loss.
+// lost, Release deletes nothing, and returns the loss.
 func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
 	for some := n; some > 0 && len(p.taken) > 0; { // first the caller's own, then those of no Do, each oldest first
@@ -186,9 +185,9 @@ func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.D
 	return left, r, lost
 }
 
-// Result returns the outcome of r, which Release has returned. If the outcome is a loss, there are
-// two cases in which Result closes Lost before it returns: the session has ended, or Release has
-// released the last permit. In all other cases, the remaining permits are not lost.
+// Result returns the outcome of r, which Release has returned. If the outcome is a loss, and the
+// session has ended or Release has released the last permit, Result closes Lost before it returns.
+// In all other cases, the remaining permits are not lost.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
@@ -221,9 +220,8 @@ func (p *Permits) give(n int64) *session.Deletion {
 }
 
 // The method `change` deletes, in the background, the znodes of the permits in `gone`. If `rest` is
-// not nil, it also replaces the znode of `whole` with the znode of `rest`. If an earlier change
-// replaces a znode, this change first waits for the change right before it. Otherwise, it could
-// delete the new znode before the earlier change has created it.
+// not nil, it also replaces the znode of `whole` with the znode of `rest`. After such a change, every
+// change waits for the change before it: it may delete the new znode.
 func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	inc := p.Incarnation
 	paths := PathsOf(gone)
@@ -375,8 +373,7 @@ func (p *Permits) discard() {
 
 func (p *Permits) trace(event string) { p.traceEach(event, "", p.leases...) }
 
-// traceEach writes one record for each element of `leases`. For the event trace.Move, `from` is the
-// path before the move.
+// traceEach writes a record for each element of `leases`. `from` is the path before a trace.Move.
 func (p *Permits) traceEach(event, from string, leases ...Permit) {
 	if p.Incarnation.Manager.Trace == nil || event == trace.Token {
 		return
