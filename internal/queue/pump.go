@@ -166,6 +166,7 @@ func (p *pump) takeLocked() *item {
 			p.offering++
 			return it
 		}
+		p.changeLocked() // the claim is lost, so there is room for another item
 	}
 	return nil
 }
