@@ -219,6 +219,7 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	select {
 	case <-r.Done:
 	case <-r.Refused.Done():
+	case <-time.After(session.ReleaseTime): // the caller holds L, and must learn of that soon
 	case <-ctx.Done():
 	case <-p.Incarnation.Disconnection():
 	case <-p.Incarnation.Ctx.Done():

@@ -150,13 +150,17 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 		return nil, o.fail("do", err)
 	}
 	if !first || !g.lastsFor(h) { // Step 3.
+		lapsed := h.Claim.Incarnation.Lapse()
 		g, e := o.mark.look(ctx, o.valued)
 		g.leave()
-		if err = e; g.there {
+		switch err = e; {
+		case g.there:
 			err = errMarked
+		case err == nil:
+			err = h.Recheck(ctx, lapsed)
 		}
 	}
-	if err == nil && h.Err() != nil {
+	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
 		err = session.ErrEnded // the last `look` may have used a later session than h's
 	}
 	d := newDoCall(ctx, o.s, nil, h)

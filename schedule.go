@@ -290,6 +290,11 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecor
 	// The previous holder first recorded its result, and then released the lock. We hold the lock
 	// now, so this read returns that record. If the read runs in a later session than the hold,
 	// the hold is lost. A check after the read finds that.
+	g, _, err := lock.current(&lock.local, nil)
+	if err != nil {
+		return false, err
+	}
+	lapsed := g.Claim.Incarnation.Lapse()
 	r, err := c.load(ctx, false)
 	if err != nil {
 		return false, err
@@ -298,11 +303,11 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecor
 		return false, errPassed
 	}
 	at, err := choose(r)
-	switch {
-	case err != nil:
+	if err == nil {
+		err = g.Recheck(ctx, lapsed)
+	}
+	if err != nil {
 		return false, err
-	case session.IsClosed(lock.Lost()):
-		return false, ErrLost
 	}
 	defer c.observe(ctx, &err)()
 	err = ErrPanicked // stays the result if f does not return

@@ -248,13 +248,15 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
 			ahead.Forget() // we are no longer first at the gate
 		}
+		inc := gate.Claim.Incarnation
+		lapsed := inc.Lapse()
 		m.s.m.GiveUp(ctx, m.gate.unlock) // a loss of the gate does not affect the permits: their transaction proved that we had it
 		if err == nil && leases == nil {
 			return nil, nil
 		}
 		if err == nil {
 			var a *lock.Permits
-			if a, err = m.keep(ctx, gate.Claim.Incarnation, leases, n); err == nil {
+			if a, err = m.keep(ctx, inc, lapsed, leases, n); err == nil {
 				return a, nil
 			}
 		}
@@ -619,8 +621,22 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 // The method `keep` adds new permits to the permits of this process. While this process has not
 // released its lost permits, `keep` releases the new permits and returns errUnsettled. It does not
 // wait for that release, because other contenders wait, and the release may come an hour later.
-func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, leases []lock.Permit, n int64) (*lock.Permits, error) {
+//
+// The release of the gate and the confirmation of the session can take an outage. The argument
+// `lapsed` is the result of Lapse before both. If another client has deleted a znode of ours since, a
+// third client may have its permits, and the error is ErrVanished.
+func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapsed func() bool, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
+	if err == nil && lapsed() {
+		var names []string
+		names, err = inc.Names(ctx, m.leases)
+		if _, whole := lock.Without(names, lock.PathsOf(leases)); err == nil && !whole {
+			err = session.ErrVanished
+		}
+		if err != nil {
+			s.Drop()
+		}
+	}
 	if err != nil {
 		// The caller does not have the permits yet, so there is no loss to report.
 		inc.Remove(lock.PathsOf(leases)...).Await(session.Grace)

@@ -100,11 +100,15 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 	made.Holds = []*zk.CheckVersionRequest{{Path: m.root, Version: q.version}}
 	err = inc.CreateEphemeral(ctx, &made)
 	lists, withdrawn := made.Lists, made.Undo
-	if err == nil && (len(lists[0]) > 0 || m.weightOfAll(lock.Without(lists[1], lock.PathsOf(leases))) > q.limit-n || session.IsClosed(w.Fired)) {
-		withdrawn = inc.Remove(lock.PathsOf(leases)...)
+	if err == nil {
+		// Between the creation and the listing, another client may have deleted a znode of ours.
+		others, whole := lock.Without(lists[1], lock.PathsOf(leases))
+		if len(lists[0]) > 0 || !whole || m.weightOfAll(others) > q.limit-n || session.IsClosed(w.Fired) {
+			withdrawn = inc.Remove(lock.PathsOf(leases)...)
+		}
 	}
 	if err == nil && withdrawn == nil {
-		if a, err = m.keep(ctx, inc, leases, n); errors.Is(err, errUnsettled) {
+		if a, err = m.keep(ctx, inc, inc.Lapse(), leases, n); errors.Is(err, errUnsettled) {
 			return nil, false, nil
 		}
 		return a, false, unlessEnded(err)

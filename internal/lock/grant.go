@@ -153,6 +153,18 @@ func (g *Grant) Follow(f func(why error)) {
 
 func (g *Grant) Err() error { return g.Claim.Err() }
 
+// Recheck is called right before a function of the program begins, if requests were sent since the
+// grant. They can take an outage, in which another client can delete the znode, and a third
+// contender can get the lock. The argument is the result of Lapse before these requests. If the znode
+// was deleted, g is lost, and Recheck returns the loss.
+func (g *Grant) Recheck(ctx context.Context, lapsed func() bool) error {
+	err := g.Claim.StandsSince(ctx, lapsed)
+	if errors.Is(err, session.ErrVanished) {
+		g.Claim.Lose(g.Claim.Incarnation.Deleted())
+	}
+	return cmp.Or(g.Err(), err)
+}
+
 // Loss returns the Ending of g, which ends if the claim is lost during g or g is revoked. If a hook
 // on this Ending cancels a context, the context must be a session.EndingContext.
 func (g *Grant) Loss() *session.Ending { return &g.lost }

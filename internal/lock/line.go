@@ -180,22 +180,16 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
-// standsStill is called right before the grant, when the session is confirmed. The confirmation may
-// have taken an outage, during which another client has deleted c's znode. If c's watch was set over
-// the present connection, the watch has fired then: the event came before the reply that confirmed
-// the session. In every other case, standsStill reads the znode.
-func (c *Claim) standsStill(ctx context.Context) error {
-	if !c.Stake.Waited {
-		return nil
-	}
+// StandsSince is called right before the caller learns that it holds c. Requests that were sent since
+// the turn of c, such as the confirmation of the session, may have taken an outage, in which another
+// client has deleted c's znode. Then a third contender may hold. The argument is the result of Lapse
+// before these requests.
+func (c *Claim) StandsSince(ctx context.Context, lapsed func() bool) error {
 	c.mu.Lock()
-	own := c.own
+	fired := c.own != nil && session.IsClosed(c.own.Fired)
 	c.mu.Unlock()
-	if own != nil {
-		watches := c.Incarnation.Watches
-		if w := watches.State(own); w.Ours && w.ArmedOn == watches.Connection() && !session.IsClosed(own.Fired) {
-			return nil
-		}
+	if !fired && !lapsed() {
+		return nil
 	}
 	return c.MustStand(ctx)
 }

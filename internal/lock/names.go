@@ -182,13 +182,15 @@ func PermitsName(n int64) string {
 }
 
 // Without returns `names`, except the names of the znodes at `paths`. A caller counts the permits of
-// other processes with it. A sum with its own permits could overflow.
-func Without(names, paths []string) []string {
+// other processes with it. A sum with its own permits could overflow. The result `whole` reports
+// whether `names` had all names of the znodes at `paths`.
+func Without(names, paths []string) (others []string, whole bool) {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
 		ours[session.BaseName(path)] = true
 	}
-	return slices.DeleteFunc(names, func(name string) bool { return ours[name] })
+	others = slices.DeleteFunc(names, func(name string) bool { return ours[name] })
+	return others, len(names)-len(others) == len(paths)
 }
 
 // CountPermits returns the number of permits that the znodes with these names represent: for each

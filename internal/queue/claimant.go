@@ -37,6 +37,7 @@ type claimant struct {
 	mu      sync.Mutex
 	made    bool                       // the mark was created; guarded by mu
 	version int32                      // version of the mark; guarded by mu
+	seen    int64                      // a connection over which, or after which, the servers have found the mark; guarded by mu
 	ended   bool                       // the claimant must claim nothing more; guarded by mu
 	users   int                        // callers of `enlist` that have not called `leave` yet; guarded by mu
 	timer   *time.Timer                // calls `rest` when the claimant was unused for the time whenIdle; guarded by mu
@@ -368,7 +369,7 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
 	var sent int32 // the version of the mark that the first attempt without a reply expects
 	for try := 0; ; {
-		first := c.check(touch)
+		since, first := c.inc.Watches.Connection(), c.check(touch)
 		if w, ok := first.(*zk.SetDataRequest); ok && !open {
 			sent = w.Version
 		}
@@ -381,6 +382,7 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 		switch {
 		case err == nil:
 			c.exists(rs[0].Stat)
+			c.saw(since)
 			return rs, false, nil
 		case isOver(err):
 			return nil, open, err
@@ -459,6 +461,14 @@ func (c *claimant) exists(stat *zk.Stat) {
 		c.watch = c.inc.WatchOwn(c.path(), c)
 		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
+}
+
+// The method `saw` records that the servers have found the mark, over the connection with the number
+// `since` or a later one.
+func (c *claimant) saw(since int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen = max(c.seen, since)
 }
 
 // The method `unchecked` is called when the servers have refused the operation that `check`
@@ -621,13 +631,18 @@ func (c *claimant) dropLocked(it *item) {
 	c.timer.Reset(whenIdle)
 }
 
-// The method `stands` returns true if the session is confirmed. Then every claim of the claimant is
-// valid. While the claimant has items, its stake keeps the session confirmed.
+// The method `stands` returns true if the session is confirmed and the mark exists. Then every claim
+// of the claimant is valid. While the claimant has items, its stake keeps the session confirmed.
+//
+// After an outage, `stands` reads the mark. Another client may have deleted the mark during the
+// outage, and another consumer may have the elements.
 func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
-	staked := c.stake != nil
+	staked, seen := c.stake != nil, c.seen
 	c.mu.Unlock()
+	again := c.inc.Watches.Connection() != seen
 	if !staked {
+		lapsed := c.inc.Lapse()
 		s, err := c.inc.Stake(ctx)
 		if err != nil {
 			return false
@@ -639,6 +654,18 @@ func (c *claimant) stands(ctx context.Context) bool {
 			c.stake = s
 		}
 		c.mu.Unlock()
+		again = again || lapsed()
+	}
+	if again {
+		on := c.inc.Watches.Connection()
+		switch stat, err := c.inc.Exists(ctx, c.path()); {
+		case err != nil && session.OutcomeOf(err) != session.Answered:
+			return false
+		case err == nil && (stat == nil || stat.EphemeralOwner != c.inc.ID.Load()):
+			c.lose(c.inc.Deleted())
+		case err == nil:
+			c.saw(on)
+		}
 	}
 	return c.lost() == nil
 }

@@ -40,6 +40,15 @@ const ownWatchAfter = 10 * time.Millisecond
 // LookAgainAfter is the time after which a refused read of a held znode is repeated.
 const LookAgainAfter = time.Minute
 
+// Lapse returns the function `lapsed`, which reports whether there may have been an outage since the
+// call of Lapse: the connection has changed, or ReleaseTime has passed. In an outage, another client
+// may delete a znode of this session, and a third contender may get what the znode stands for. So
+// before the caller relies on the znode, it reads the znode again.
+func (inc *Incarnation) Lapse() (lapsed func() bool) {
+	on, at := inc.Watches.Connection(), time.Now()
+	return func() bool { return inc.Watches.Connection() != on || time.Since(at) >= ReleaseTime }
+}
+
 // WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
 // calls owner.Vanished without locks, in a goroutine of its own.
 func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {

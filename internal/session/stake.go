@@ -18,8 +18,6 @@ import (
 // session with stakes counts as alive only while it is confirmed. If the program itself sends no
 // requests, the watchdog sends requests that confirm it.
 type Stake struct {
-	Waited bool // the session was not confirmed at once; what the caller had read before may be old
-
 	inc  *Incarnation
 	once sync.Once
 }
@@ -50,7 +48,7 @@ func (s *Stake) Drop() {
 // The error is ErrEnded, or the error of ctx or of the Session.
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that a new hold has some time
-	for waited := false; ; waited = true {
+	for {
 		if IsClosed(inc.Manager.Closing) {
 			return nil, inc.Manager.Failure() // from here on, there are no new holds, even if the session lives on for functions
 		}
@@ -65,7 +63,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			if due < inc.lookEvery() {
 				inc.wake()
 			}
-			return &Stake{Waited: waited, inc: inc}, nil
+			return &Stake{inc: inc}, nil
 		}
 		inc.LeaseMu.Unlock()
 		if !inc.Alive() {

@@ -2,11 +2,14 @@ package strangers
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
@@ -14,7 +17,62 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// Before a grant, the session must be confirmed. These tests are about outages during that time.
+// Before a grant, the session must be confirmed. These tests are about outages during that time, or
+// during another request before the caller learns of the grant.
+
+// An outage loses the requests of one session, except its pings.
+type outage struct{ on atomic.Bool }
+
+// outageFrom returns an outage of s. The outage begins with the action `first` for the first request
+// that `match` accepts.
+func outageFrom(srv *zktest.Server, s *zsync.Session, first zktest.Action, match func(zktest.Request) bool) *outage {
+	var o outage
+	var begun atomic.Bool
+	srv.Intercept(func(r zktest.Request) zktest.Action {
+		switch {
+		case r.Session != s.ID() || r.Op == zktest.OpPing:
+		case o.on.Load():
+			return zktest.DropRequest
+		case match(r) && begun.CompareAndSwap(false, true):
+			o.on.Store(true)
+			return first
+		}
+		return zktest.Pass
+	})
+	return &o
+}
+
+// The method `strike` waits until o has begun and all goroutines wait. Then, as another client, it
+// deletes the only child of dir whose name contains `name`.
+func (o *outage) strike(t *testing.T, conn *zk.Conn, dir, name string) {
+	t.Helper()
+	synctest.Wait()
+	if !o.on.Load() {
+		t.Fatal("the outage has not begun")
+	}
+	var found []string
+	for _, n := range harness.Children(t, conn, dir) {
+		if strings.Contains(n, name) {
+			found = append(found, n)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d znodes %q at %s, want 1", len(found), name, dir)
+	}
+	harness.Must(t, conn.Delete(dir+"/"+found[0], -1))
+}
+
+// twoSemaphores returns two Semaphore values of a path, of two sessions. Both can acquire free
+// permits without the gate.
+func twoSemaphores(t *testing.T, s, other *zsync.Session, limit int64) (mine, third *zsync.Semaphore) {
+	t.Helper()
+	mine, third = zsync.NewSemaphore(s, "/s", limit), zsync.NewSemaphore(other, "/s", limit)
+	for _, m := range []*zsync.Semaphore{mine, third} {
+		harness.Must(t, m.Acquire(t.Context(), 1))
+		harness.Must(t, m.Release(1))
+	}
+	return mine, third
+}
 
 // The waiter is the first in the line, but its session must be confirmed before the grant, which takes
 // an outage. Meanwhile, another client deletes its znode, and a third contender gets the lock.
@@ -88,5 +146,201 @@ func TestAWaitThatEndsAfterTheConfirmationConfirmsTheSessionNoLonger(t *testing.
 		if n := others.Load() - before; n > 0 {
 			t.Errorf("%d requests in a minute without a hold", n)
 		}
+	})
+}
+
+func TestPermitsAreNotGrantedIfTheyAreDeletedDuringTheConfirmation(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		mine, third := twoSemaphores(t, s, other, 1)
+		time.Sleep(20 * time.Second) // then the create confirms the session no longer
+		o := outageFrom(srv, s, zktest.Pass, func(r zktest.Request) bool { return r.Op == zktest.OpGetChildren2 && r.Path == "/s/leases" })
+		granted := harness.Async(func() error { return mine.Acquire(t.Context(), 1) })
+		o.strike(t, conn, "/s/leases", "")
+		harness.Must(t, third.Acquire(t.Context(), 1))
+		harness.PendingStill(t, granted)
+		o.on.Store(false)
+		time.Sleep(10 * time.Second)
+		harness.PendingStill(t, granted)
+		harness.Must(t, third.Release(1))
+		harness.Must(t, <-granted)
+		harness.Must(t, mine.Release(1))
+	})
+}
+
+// The client creates the znodes of its permits, and lists the permits after an outage. The listing
+// does not have a znode of its own.
+func TestPermitsAreNotGrantedIfTheyAreDeletedBeforeTheListing(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		mine, third := twoSemaphores(t, s, other, 1)
+		o := outageFrom(srv, s, zktest.Pass, harness.Op(zktest.OpMulti))
+		granted := harness.Async(func() error { return mine.Acquire(t.Context(), 1) })
+		o.strike(t, conn, "/s/leases", "")
+		o.on.Store(false)
+		harness.Must(t, <-granted)
+		if ok, err := third.TryAcquire(t.Context(), 1); ok || err != nil {
+			t.Errorf("a second permit of one: %v, %v", ok, err)
+		}
+		harness.Must(t, mine.Release(1))
+	})
+}
+
+// The client has created the znode of its permit, and the server does not answer the release of the
+// gate.
+func TestPermitsAreNotGrantedIfTheyAreDeletedDuringTheReleaseOfTheGate(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		mine, third := twoSemaphores(t, s, other, 1)
+		harness.Must(t, third.Acquire(t.Context(), 1))
+		granted := harness.Arrive(t, func() error { return mine.Acquire(t.Context(), 1) })
+		o := outageFrom(srv, s, zktest.Hang, harness.Op(zktest.OpDelete))
+		harness.Must(t, third.Release(1))
+		o.strike(t, conn, "/s/leases", "")
+		o.strike(t, conn, "/s/locks", "")
+		harness.Must(t, third.Acquire(t.Context(), 1))
+		harness.PendingStill(t, granted)
+		o.on.Store(false)
+		time.Sleep(10 * time.Second)
+		harness.PendingStill(t, granted)
+		harness.Must(t, third.Release(1))
+		harness.Must(t, <-granted)
+		harness.Must(t, mine.Release(1))
+	})
+}
+
+func TestAPartyDoesNotEnterIfItsZnodeIsDeletedDuringTheConfirmation(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		enter := func(wg *zsync.WaitGroup) func() error { return func() error { return wg.Enter(t.Context(), 2) } }
+		mine := zsync.NewWaitGroup(s, "/w")
+		entered := harness.Arrive(t, enter(mine))
+		name := harness.Children(t, conn, "/w/parties")[0]
+		time.Sleep(20 * time.Second) // then the create confirms the session no longer
+		o := outageFrom(srv, s, zktest.DropRequest, func(zktest.Request) bool { return true })
+		second := zsync.NewWaitGroup(other, "/w")
+		harness.Must(t, enter(second)())
+		o.strike(t, conn, "/w/parties", name)
+		harness.Must(t, second.Leave(t.Context()))
+		third, fourth := zsync.NewWaitGroup(other, "/w"), zsync.NewWaitGroup(other, "/w")
+		waits := harness.Arrive(t, enter(third))
+		harness.Must(t, enter(fourth)())
+		harness.Must(t, <-waits)
+		o.on.Store(false)
+		time.Sleep(10 * time.Second)
+		harness.PendingStill(t, entered) // else three parties of two would be inside
+		harness.Must(t, enter(second)())
+		harness.Must(t, <-entered)
+	})
+}
+
+// A contender has its turn, and reads whether its function must still run. This read takes an
+// outage.
+func TestNoFunctionRunsIfTheZnodeOfItsTurnIsDeletedDuringTheLastRead(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(s *zsync.Session, f func(context.Context) error) error
+		read func(r zktest.Request) bool
+	}{
+		{"Once", func(s *zsync.Session, f func(context.Context) error) error {
+			return zsync.NewOnce(s, "/o").Do(context.Background(), f)
+		}, func(r zktest.Request) bool { return r.Op == zktest.OpExists && r.Path == "/o/done" }},
+		{"Schedule", func(s *zsync.Session, f func(context.Context) error) error {
+			_, err := zsync.NewSchedule(s, "/o").Do(context.Background(), suite.Noon, f)
+			return err
+		}, func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/o/last" }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+				fail, failed := make(chan struct{}), errors.New("failed")
+				holding := harness.Arrive(t, func() error {
+					return c.do(other, func(context.Context) error { <-fail; return failed })
+				})
+				var running, runs atomic.Int64
+				alone := func(context.Context) error {
+					runs.Add(1)
+					if running.Add(1) > 1 {
+						t.Error("two functions run together")
+					}
+					time.Sleep(30 * time.Second)
+					running.Add(-1)
+					return nil
+				}
+				mine := harness.Arrive(t, func() error { return c.do(s, alone) })
+				time.Sleep(time.Second)
+				o := outageFrom(srv, s, zktest.DropRequest, c.read)
+				close(fail)
+				harness.WantErr(t, <-holding, failed)
+				o.strike(t, conn, "/o", "lock-")
+				third := harness.Arrive(t, func() error { return c.do(other, alone) })
+				srv.SetLatency(5 * time.Millisecond) // the reply to the read comes before the client learns of the loss
+				o.on.Store(false)
+				harness.Must(t, <-third)
+				harness.Must(t, <-mine)
+				if n := runs.Load(); n != 1 {
+					t.Errorf("%d functions ran, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+// The read znode exists beside the write znode, and the session must be confirmed before the write
+// znode is deleted. A server has refused all that confirms the session.
+func TestADowngradeDoesNotEndIfItsZnodeIsDeletedDuringTheConfirmation(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		mine, third := zsync.NewRWMutex(s, "/rw"), zsync.NewRWMutex(other, "/rw")
+		harness.Must(t, mine.Lock(t.Context()))
+		waits := harness.Arrive(t, func() error { return third.Lock(t.Context()) })
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && (r.Op == zktest.OpDelete || r.Op == zktest.OpSync) {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		time.Sleep(6700 * time.Millisecond) // the session is confirmed for less than a quarter of its timeout
+		o := outageFrom(srv, s, zktest.Pass, harness.Op(zktest.OpMulti))
+		done := harness.Arrive(t, func() error { return mine.Downgrade(t.Context()) })
+		time.Sleep(500 * time.Millisecond) // the client sends the next request that confirms the session
+		o.strike(t, conn, "/rw", "__READ__")
+		o.on.Store(false)
+		harness.Must(t, <-done)
+		harness.PendingStill(t, waits)
+		harness.Must(t, mine.RUnlock())
+		harness.Must(t, <-waits)
+	})
+}
+
+// A consumer has claimed an element, and the session must be confirmed before the program gets the
+// element.
+func TestAnElementIsNotDeliveredIfTheMarkIsDeletedDuringTheConfirmation(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		mine, third := zsync.NewQueue[string](s, "/q"), zsync.NewQueue[string](other, "/q")
+		receive := func() error {
+			d, err := mine.Receive(t.Context())
+			if err == nil {
+				err = d.Ack(t.Context())
+			}
+			return err
+		}
+		harness.Must(t, third.Send(t.Context(), "a"))
+		harness.Must(t, receive())
+		got := harness.Async(receive)
+		time.Sleep(20 * time.Second) // then the claim confirms the session no longer
+		o := outageFrom(srv, s, zktest.DropRequest, harness.Op(zktest.OpDelete))
+		harness.Must(t, third.Send(t.Context(), "b"))
+		o.strike(t, conn, "/q-live", "")
+		d, err := third.Receive(t.Context())
+		harness.Must(t, err)
+		harness.PendingStill(t, got)
+		srv.SetLatency(5 * time.Millisecond)
+		o.on.Store(false)
+		time.Sleep(10 * time.Second)
+		harness.PendingStill(t, got)
+		harness.Must(t, d.Return())
+		harness.Must(t, <-got)
 	})
 }
