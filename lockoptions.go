@@ -10,15 +10,12 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the options of locks, elections and groups, the layouts, and `setup`, which has all
-// options. queueoptions.go has the other options of a Queue, and options.go has
+// This file has the options of locks, elections and groups, the layouts, and `setup`, which has the
+// options of every primitive. queueoptions.go has the other options of a Queue, and options.go has
 // the options of a Session.
 
-// A setup has the options of a primitive or of a Session. Each uses only some of the fields.
+// A setup has the options of a primitive. Each primitive uses only some of the fields.
 type setup struct {
-	*session.Config // of a Session
-	tracer          Tracer
-
 	handoffs int
 	retain   time.Duration // 0 without retention
 	layout   Layout

@@ -19,14 +19,20 @@ import (
 )
 
 // An Option configures the Session of [Connect].
-type Option func(*setup)
+type Option func(*config)
 
-func newConfig(opts []Option) (setup, error) {
+type config struct {
+	session.Config
+	err    error // the first error of an option
+	tracer Tracer
+}
+
+func newConfig(opts []Option) (config, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
-	c := setup{Config: &session.Config{
+	c := config{Config: session.Config{
 		Timeout:      10 * time.Second,
 		ACL:          zk.WorldACL(zk.PermAll),
 		Log:          slog.New(warnings{slog.Default().Handler()}),
@@ -71,21 +77,21 @@ const maxAuth = 64 << 10
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may grant
 // another ([Session.Timeout]). Waiters wait that long after a holder dies, and a disconnected
 // holder keeps its lock that long.
-func WithSessionTimeout(d time.Duration) Option { return func(c *setup) { c.Timeout = d } }
+func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates; the default is open to the world.
 // With another ACL, the parent znodes of primitives are persistent, and calls that write return
 // [ErrUnprotected] if the ACL of an existing znode permits other clients more than acl does. A
 // client with the delete permission above a path can still delete an empty parent.
 func WithACL(acl []zk.ACL) Option {
-	return func(c *setup) { c.ACL = append([]zk.ACL(nil), acl...) }
+	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
 }
 
 // WithAuth adds credentials, such as "digest" and "user:password", which the Session sends first
 // on every connection. If the servers refuse them, the Session ends with go-zookeeper's
 // ErrAuthFailed. The default is none.
 func WithAuth(scheme string, credentials []byte) Option {
-	return func(c *setup) {
+	return func(c *config) {
 		c.Auths = append(c.Auths, conn.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
@@ -96,7 +102,7 @@ func WithAuth(scheme string, credentials []byte) Option {
 // ErrAuthFailed. Give a mechanism with state to one call of WithSASL only. The default is none.
 func WithSASL(m SASLMechanism) Option {
 	client := sasl.NewClient(m)
-	return func(c *setup) {
+	return func(c *config) {
 		if c.SASL = client; m == nil {
 			c.err = session.Invalid("WithSASL(nil): the mechanism is nil; leave the option out to connect without SASL")
 		}
@@ -123,7 +129,7 @@ func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(
 
 // WithTLS sets TLS (default: none). An empty ServerName is the server's host.
 func WithTLS(cfg *tls.Config) Option {
-	return func(c *setup) {
+	return func(c *config) {
 		if c.TLS = cfg; cfg == nil {
 			c.err = session.Invalid("WithTLS(nil): the configuration is nil; leave the option out to connect without TLS")
 		}
@@ -132,12 +138,12 @@ func WithTLS(cfg *tls.Config) Option {
 
 // WithDialer connects through d, for instance to a test server in memory. d receives an address
 // as the connect string has it. The default is TCP.
-func WithDialer(d zk.Dialer) Option { return func(c *setup) { c.Dialer = d } }
+func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
 
 // WithCloseTimeout sets how long [Session.Close] waits for functions; then their holds are lost.
 // The default is the session timeout; 0 is no wait.
 func WithCloseTimeout(d time.Duration) Option {
-	return func(c *setup) {
+	return func(c *config) {
 		if c.CloseTimeout = d; d < 0 {
 			c.err = session.Invalid("WithCloseTimeout(%v): must not be negative", d)
 		}
@@ -148,7 +154,7 @@ func WithCloseTimeout(d time.Duration) Option {
 // that send no request. The default is warnings and errors to [slog.Default]; for none, use
 // [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
-	return func(c *setup) {
+	return func(c *config) {
 		if l != nil {
 			c.Log = l
 		}
@@ -157,21 +163,21 @@ func WithLogger(l *slog.Logger) Option {
 
 // WithOwner sets the text in the znodes of a line, which shows people the holder and the waiters.
 // The default is "host:pid".
-func WithOwner(name string) Option { return func(c *setup) { c.Owner = name } }
+func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
 
 // WithRetry paces reconnects and repeated requests. The default is from 10 ms to 2 s, doubled
 // each time, with a Jitter of one half.
-func WithRetry(b Backoff) Option { return func(c *setup) { c.Retry = session.RetryPolicy(b) } }
+func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.RetryPolicy(b) } }
 
 // WithObserver reports events to o. The default is none.
 func WithObserver(o Observer) Option {
-	return func(c *setup) {
+	return func(c *config) {
 		c.Observe = observed(o)
 	}
 }
 
 // WithTracer calls t around each operation. The default is none.
-func WithTracer(t Tracer) Option { return func(c *setup) { c.tracer = t } }
+func WithTracer(t Tracer) Option { return func(c *config) { c.tracer = t } }
 
 // WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a lock,
 // permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the traces
@@ -180,7 +186,7 @@ func WithTracer(t Tracer) Option { return func(c *setup) { c.tracer = t } }
 // w is too slow, a record says how many are missing. The first error is logged. Close waits half a
 // second for w.
 func WithTrace(w io.Writer) Option {
-	return func(c *setup) {
+	return func(c *config) {
 		if c.Trace = w; w == nil {
 			c.err = session.Invalid("WithTrace(nil): the writer is nil; leave the option out to trace nothing")
 		}
@@ -190,7 +196,7 @@ func WithTrace(w io.Writer) Option {
 // WithLossOnSuspend treats a dropped connection as the loss of the session. The Session ends the
 // lost session a tenth of the session timeout later. By default, a hold survives a reconnect within
 // the session timeout.
-func WithLossOnSuspend() Option { return func(c *setup) { c.LossOnSuspend = true } }
+func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
 
 // A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, but at most Max: 100, 200, 400 ms
 // with Min 100 ms. Each pause is shortened at random by up to the fraction Jitter. In [WithRetry],
