@@ -37,7 +37,9 @@ type Int64 struct {
 func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	n := new(Int64)
 	n.v.init(s, path, opts)
-	n.v.codec = codec.Zero{Encoding: n.v.codec}
+	if n.v.codec == JSON {
+		n.v.codec = codec.JSON{NotNull: true}
+	}
 	return n
 }
 

@@ -22,7 +22,9 @@ type Encoding interface {
 
 // JSON encodes with encoding/json, but refuses strings that are not UTF-8. encoding/json would
 // change such strings silently, or store a text that JSON does not decode.
-type JSON struct{}
+type JSON struct {
+	NotNull bool // refuses to decode `null`, because encoding/json would leave the value unchanged
+}
 
 func (JSON) Marshal(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
@@ -36,9 +38,12 @@ func (JSON) Marshal(v any) ([]byte, error) {
 	return data, err
 }
 
-func (JSON) Unmarshal(data []byte, v any) error {
-	if !utf8.Valid(data) {
+func (c JSON) Unmarshal(data []byte, v any) error {
+	switch {
+	case !utf8.Valid(data):
 		return errors.New("not UTF-8, and so not JSON")
+	case c.NotNull && string(bytes.TrimSpace(data)) == "null":
+		return errors.New("null is no number")
 	}
 	return json.Unmarshal(data, v)
 }
@@ -117,16 +122,6 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 		return session.Invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
 	}
 	return nil
-}
-
-// A Zero refuses `null` in JSON, because encoding/json would leave the number unchanged.
-type Zero struct{ Encoding }
-
-func (c Zero) Unmarshal(data []byte, v any) error {
-	if _, ok := c.Encoding.(JSON); ok && string(bytes.TrimSpace(data)) == "null" {
-		return errors.New("null is no number")
-	}
-	return c.Encoding.Unmarshal(data, v)
 }
 
 // Encode marshals v. If the codec panics, Encode returns an error.
