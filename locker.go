@@ -138,7 +138,7 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	return held, unlock, nil
 }
 
-// isLost reports whether l tells that its hold is lost.
+// isLost reports whether the hold of l is lost, if l can show that.
 func isLost(l Locker) bool {
 	h, ok := l.(interface{ Lost() <-chan struct{} })
 	return ok && session.IsClosed(h.Lost())
