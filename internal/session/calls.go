@@ -16,16 +16,21 @@ func (inc *Incarnation) createCall(path string, data []byte, flags int32) call[s
 }
 
 func (inc *Incarnation) createWithACL(path string, data []byte, flags int32, acl []zk.ACL) call[string] {
-	op := int32(wire.OpCreate)
+	op, refused := int32(wire.OpCreate), (func(int32))(nil)
 	switch {
 	case flags != zk.FlagContainer:
 	case inc.Manager.noContainers.Load(): // before ZooKeeper 3.5
 		flags = zk.FlagPersistent
 	default:
 		op = wire.OpCreateContainer
+		refused = func(code int32) {
+			if code == wire.CodeUnimplemented {
+				inc.Manager.noContainers.Store(true)
+			}
+		}
 	}
 	return call[string]{
-		op: op, path: path,
+		op: op, path: path, refused: refused,
 		body: func(p []byte) []byte { return wire.AppendCreate(p, data, acl, flags) },
 		take: func(s *wire.Scanner) string {
 			made := s.String()

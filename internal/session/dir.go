@@ -68,8 +68,7 @@ func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool,
 		c := inc.dirCall(path, dir)
 		_, err := retry(ctx, inc, c)
 		switch {
-		case isUnimplemented(err) && c.op == wire.OpCreateContainer:
-			inc.Manager.noContainers.Store(true) // the next attempt creates no container
+		case isUnimplemented(err) && c.op == wire.OpCreateContainer: // the next attempt creates no container
 		case IsNodeExists(err):
 			return false, nil
 		case IsNoNode(err):

@@ -18,6 +18,8 @@ type call[T any] struct {
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
 	take func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
 
+	refused func(code int32) // called with the code of a refusal; nil: no function is called
+
 	// If `judge` is not nil, it replaces `take`: the reply can contain an error of its own.
 	judge func(s *wire.Scanner) (v T, code int32, err error)
 }
@@ -81,6 +83,9 @@ func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {
 	switch {
 	case code != 0:
 		p.err = wire.Error(code)
+		if p.call.refused != nil {
+			p.call.refused(code)
+		}
 	case p.call.judge != nil:
 		p.val, code, p.err = p.call.judge(&p.scan)
 	case p.call.take != nil:
