@@ -161,6 +161,11 @@ func FuzzPackets(f *testing.F) {
 			&zk.DeleteRequest{Path: path, Version: version},
 			&zk.CheckVersionRequest{Path: path, Version: version},
 		}
+		for i := range len(ops) + 1 {
+			if got, want := wire.SizeOfOps(ops[:i]), len(wire.AppendOps(nil, ops[:i])); got != want {
+				t.Fatalf("the first %d operations have %d bytes, SizeOfOps returns %d", i, want, got)
+			}
+		}
 		s := wire.Scanner{Rest: wire.AppendOps(nil, ops)}
 		for i := range ops {
 			op, more := s.Next()

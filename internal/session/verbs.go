@@ -226,7 +226,7 @@ func (m *Manager) CheckSize(ops []any) error {
 // SizeOfOps returns the size of a transaction in bytes, or half of its size in the servers' logs:
 // see [Manager.SizeOfACL].
 func (m *Manager) SizeOfOps(ops []any) int {
-	n := 8 + len(wire.AppendOps(nil, ops)) // 8 is the size of the header
+	n := 8 + wire.SizeOfOps(ops) // 8 is the size of the header
 	growth := 0
 	for _, op := range ops {
 		if create, ok := op.(*zk.CreateRequest); ok {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -46,8 +47,31 @@ func AppendCreate(p, data []byte, acl []zk.ACL, flags int32) []byte {
 	return AppendInt32(p, flags)
 }
 
+// SizeOfOps returns the number of bytes that AppendOps appends.
+func SizeOfOps(ops []any) int {
+	n := 9 // the header behind the last operation; each operation has one, too
+	for _, op := range ops {
+		n += 9
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			n += 16 + len(op.Path) + len(op.Data)
+			for _, a := range op.Acl {
+				n += 12 + len(a.Scheme) + len(a.ID)
+			}
+		case *zk.SetDataRequest:
+			n += 12 + len(op.Path) + len(op.Data)
+		case *zk.DeleteRequest:
+			n += 8 + len(op.Path)
+		case *zk.CheckVersionRequest:
+			n += 8 + len(op.Path)
+		}
+	}
+	return n
+}
+
 // AppendOps appends the operations of a multi. Their types are go-zookeeper's.
 func AppendOps(p []byte, ops []any) []byte {
+	p = slices.Grow(p, SizeOfOps(ops)) // otherwise a large transaction is copied about five times
 	head := func(op int32, path string) {
 		p = AppendString(appendOpHeader(p, op, false), path)
 	}
