@@ -150,14 +150,14 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 		return nil, o.fail("do", err)
 	}
 	if !first || !g.lastsFor(h) { // Step 3.
-		lapsed := h.Claim.Incarnation.Lapse()
+		lapse := h.Claim.Incarnation.Lapse()
 		g, e := o.mark.look(ctx, o.valued)
 		g.leave()
 		switch err = e; {
 		case g.there:
 			err = errMarked
 		case err == nil:
-			err = h.Recheck(ctx, lapsed)
+			err = h.Recheck(ctx, lapse)
 		}
 	}
 	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {

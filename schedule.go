@@ -294,7 +294,7 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecor
 	if err != nil {
 		return false, err
 	}
-	lapsed := g.Claim.Incarnation.Lapse()
+	lapse := g.Claim.Incarnation.Lapse()
 	r, err := c.load(ctx, false)
 	if err != nil {
 		return false, err
@@ -304,7 +304,7 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecor
 	}
 	at, err := choose(r)
 	if err == nil {
-		err = g.Recheck(ctx, lapsed)
+		err = g.Recheck(ctx, lapse)
 	}
 	if err != nil {
 		return false, err

@@ -249,14 +249,14 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 			ahead.Forget() // we are no longer first at the gate
 		}
 		inc := gate.Claim.Incarnation
-		lapsed := inc.Lapse()
+		lapse := inc.Lapse()
 		m.s.m.GiveUp(ctx, m.gate.unlock) // a loss of the gate does not affect the permits: their transaction proved that we had it
 		if err == nil && leases == nil {
 			return nil, nil
 		}
 		if err == nil {
 			var a *lock.Permits
-			if a, err = m.keep(ctx, inc, lapsed, leases, n); err == nil {
+			if a, err = m.keep(ctx, inc, lapse, leases, n); err == nil {
 				return a, nil
 			}
 		}
@@ -623,11 +623,11 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 // wait for that release, because other contenders wait, and the release may come an hour later.
 //
 // The release of the gate and the confirmation of the session can take an outage. The argument
-// `lapsed` is the result of Lapse before both. If another client has deleted a znode of ours since, a
+// `lapse` began before both. If another client has deleted a znode of ours since, a
 // third client may have its permits, and the error is ErrVanished.
-func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapsed func() bool, leases []lock.Permit, n int64) (*lock.Permits, error) {
+func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse session.Lapse, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
-	if err == nil && lapsed() {
+	if err == nil && lapse.Outage() {
 		var names []string
 		names, err = inc.Names(ctx, m.leases)
 		if _, whole := lock.Without(names, lock.PathsOf(leases)); err == nil && !whole {

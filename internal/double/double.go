@@ -305,8 +305,8 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	p := &party{Claim: &lock.Claim{Hold: lock.Hold{Incarnation: inc}, Line: &b.line, Path: made.Path, Child: me, Unwatched: true}}
 	err := b.await(ctx, inc, watch, made.Node, made.ReadErr, p, n)
 	if err == nil {
-		lapsed := inc.Lapse()
-		if p.Stake, err = inc.Stake(ctx); err == nil && lapsed() {
+		lapse := inc.Lapse()
+		if p.Stake, err = inc.Stake(ctx); err == nil && lapse.Outage() {
 			// Perhaps another client has deleted our child, and a later round was let in.
 			if err = p.MustStand(ctx); err != nil {
 				p.Stake.Drop()

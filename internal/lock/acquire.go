@@ -267,9 +267,9 @@ func (p *Place) stop() {
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
-		lapsed := inc.Lapse()
+		lapse := inc.Lapse()
 		if c.Stake, err = inc.Stake(ctx); err == nil { // from here on, the session stays confirmed
-			if err = c.StandsSince(ctx, lapsed); err != nil {
+			if err = c.StandsSince(ctx, lapse); err != nil {
 				c.Stake.Drop() // p may wait again, with a new stake
 				c.Stake = nil
 			}

@@ -155,10 +155,10 @@ func (g *Grant) Err() error { return g.Claim.Err() }
 
 // Recheck is called right before a function of the program begins, if requests were sent since the
 // grant. They can take an outage, in which another client can delete the znode, and a third
-// contender can get the lock. The argument is the result of Lapse before these requests. If the znode
-// was deleted, g is lost, and Recheck returns the loss.
-func (g *Grant) Recheck(ctx context.Context, lapsed func() bool) error {
-	err := g.Claim.StandsSince(ctx, lapsed)
+// contender can get the lock. `lapse` began before these requests. If the znode was deleted, g is
+// lost, and Recheck returns the loss.
+func (g *Grant) Recheck(ctx context.Context, lapse session.Lapse) error {
+	err := g.Claim.StandsSince(ctx, lapse)
 	if errors.Is(err, session.ErrVanished) {
 		g.Claim.Lose(g.Claim.Incarnation.Deleted())
 	}

@@ -182,13 +182,12 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 
 // StandsSince is called right before the caller learns that it holds c. Requests that were sent since
 // the turn of c, such as the confirmation of the session, may have taken an outage, in which another
-// client has deleted c's znode. Then a third contender may hold. The argument is the result of Lapse
-// before these requests.
-func (c *Claim) StandsSince(ctx context.Context, lapsed func() bool) error {
+// client has deleted c's znode. Then a third contender may hold. `lapse` began before these requests.
+func (c *Claim) StandsSince(ctx context.Context, lapse session.Lapse) error {
 	c.mu.Lock()
 	fired := c.own != nil && session.IsClosed(c.own.Fired)
 	c.mu.Unlock()
-	if !fired && !lapsed() {
+	if !fired && !lapse.Outage() {
 		return nil
 	}
 	return c.MustStand(ctx)

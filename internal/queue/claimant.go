@@ -642,7 +642,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Unlock()
 	again := c.inc.Watches.Connection() != seen
 	if !staked {
-		lapsed := c.inc.Lapse()
+		lapse := c.inc.Lapse()
 		s, err := c.inc.Stake(ctx)
 		if err != nil {
 			return false
@@ -654,7 +654,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 			c.stake = s
 		}
 		c.mu.Unlock()
-		again = again || lapsed()
+		again = again || lapse.Outage()
 	}
 	if again {
 		on := c.inc.Watches.Connection()

@@ -279,7 +279,7 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	if err != nil {
 		return err
 	}
-	b := new(batch)
+	b := &batch{requests: make([]conn.Request, 0, 4)} // most batches need no more
 	for _, d := range missing {
 		add(b, inc.dirCall(d, c.Dir))
 	}

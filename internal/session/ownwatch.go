@@ -40,13 +40,22 @@ const ownWatchAfter = 10 * time.Millisecond
 // LookAgainAfter is the time after which a refused read of a held znode is repeated.
 const LookAgainAfter = time.Minute
 
-// Lapse returns the function `lapsed`, which reports whether there may have been an outage since the
-// call of Lapse: the connection has changed, or ReleaseTime has passed. In an outage, another client
-// may delete a znode of this session, and a third contender may get what the znode stands for. So
-// before the caller relies on the znode, it reads the znode again.
-func (inc *Incarnation) Lapse() (lapsed func() bool) {
-	on, at := inc.Watches.Connection(), time.Now()
-	return func() bool { return inc.Watches.Connection() != on || time.Since(at) >= ReleaseTime }
+// A Lapse is the time since a moment: see Incarnation.Lapse.
+type Lapse struct {
+	inc *Incarnation
+	on  int64 // number of the connection at that moment
+	at  time.Time
+}
+
+// Lapse begins a Lapse.
+func (inc *Incarnation) Lapse() Lapse { return Lapse{inc, inc.Watches.Connection(), time.Now()} }
+
+// Outage reports whether there may have been an outage in l: the connection has changed, or
+// ReleaseTime has passed. In an outage, another client may delete a znode of this session, and a third
+// contender may get what the znode stands for. So before the caller relies on the znode, it reads the
+// znode again.
+func (l Lapse) Outage() bool {
+	return l.inc.Watches.Connection() != l.on || time.Since(l.at) >= ReleaseTime
 }
 
 // WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
