@@ -42,21 +42,21 @@ func TestDoctorDeletesWhatZsyncHasMadeAndLeavesAllThatIsOnlyCalledSo(t *testing.
 		raw := zsync.WithCodec(zsync.Raw)
 		done := func(context.Context) error { return nil }
 		goes := map[string]string{ // and its data
-			"/gone-live": marks.Dir, "/gone-ids": marks.Dir, "/gone-consumers": marks.Dir, "/gone-senders": marks.Dir,
+			"/gone-live": marks.Dir, "/gone-ids": marks.Dir, "/gone-consumers": marks.Dir,
 			"/gone-receipts": marks.Dir, "/gone-__lock__": marks.Dir,
 			"/v-receipts/" + aReceipt: "", "/w-receipts/" + aReceipt: "", "/cond/" + aReceipt: "",
 		}
 		stays := map[string]string{ // made by other programs
-			"/empty-live": "", "/text-senders": "text", "/map-ids": marks.Map, "/five-live": string(marks.Mark([]byte("5"))),
+			"/empty-live": "", "/text-consumers": "text", "/map-ids": marks.Map, "/five-live": string(marks.Mark([]byte("5"))),
 			"/kazoo-__lock__": "", "/kazoo-__resized__": "", "/young-live": marks.Dir, "/young-receipts/" + aReceipt: "",
 			"/v-receipts/" + aContender[:len(aContender)-1] + "1-receipt": "written by another",
 			"/v-receipts/my-receipt":         "",
 			"/unmarked-receipts/" + aReceipt: "", "/unmarked/" + aReceipt: "",
 			"/other/" + aContender + "-lock-0000000000": "", "/other2/" + aContender + "-lock-0000000000": "data",
 			"/rw/" + aContender + "-__READ__0000000000": "", "/rw/" + aContender + "-__WRIT__0000000001": "data",
-			"/held/job-lock-0000000007": "text", "/full-senders/a": marks.Dir,
+			"/held/job-lock-0000000007": "text", "/full-consumers/a": marks.Dir,
 		}
-		dirs := map[string]string{"/v-receipts": marks.Dir, "/w-receipts": marks.Dir, "/young-receipts": marks.Dir, "/cond": marks.Dir, "/full-senders": marks.Dir, "/unmarked-receipts": "", "/unmarked": "", "/other": "", "/other2": "", "/rw": ""}
+		dirs := map[string]string{"/v-receipts": marks.Dir, "/w-receipts": marks.Dir, "/young-receipts": marks.Dir, "/cond": marks.Dir, "/full-consumers": marks.Dir, "/unmarked-receipts": "", "/unmarked": "", "/other": "", "/other2": "", "/rw": ""}
 		create := func(paths map[string]string) {
 			t.Helper()
 			for _, path := range slices.Sorted(maps.Keys(paths)) {
@@ -89,7 +89,7 @@ func TestDoctorDeletesWhatZsyncHasMadeAndLeavesAllThatIsOnlyCalledSo(t *testing.
 		if err := errors.Join(
 			zsync.NewValue[string](s, "/v").Store(ctx, "value"), zsync.NewValue[string](s, "/w").Store(ctx, "value"), zsync.NewValue[string](s, "/x").Store(ctx, "value"),
 			once.Do(ctx, done), m.Store(ctx, aReceipt, ""), m.Store(ctx, "other", "value"), zsync.NewMap[string](s, "/m").Store(ctx, "a", "b"),
-			zsync.NewBarrier(s, "/gate-ids").Close(ctx), zsync.NewBarrier(s, "/gate-senders").Close(ctx),
+			zsync.NewBarrier(s, "/gate-ids").Close(ctx), zsync.NewBarrier(s, "/gate-consumers").Close(ctx),
 			zsync.NewValue[string](s, "/value-live").Store(ctx, "v"), zsync.NewValue[string](s, "/value-consumers", raw).Store(ctx, ""), number.Store(ctx, 7),
 		); err != nil {
 			t.Fatal(err)
@@ -118,9 +118,9 @@ func TestDoctorDeletesWhatZsyncHasMadeAndLeavesAllThatIsOnlyCalledSo(t *testing.
 			}
 		}
 		for _, want := range []string{
-			"/empty-live: its data are not the mark of zsync's directories", "/text-senders: its data are not", "/value-live: its data are not", "/gate-ids: its data are not",
+			"/empty-live: its data are not the mark of zsync's directories", "/text-consumers: its data are not", "/value-live: its data are not", "/gate-ids: its data are not",
 			"/map-ids: its data are not", "/five-live: its data are not", "/kazoo-__lock__: its data are not", "/kazoo-__resized__: its data are not",
-			"/young-live: it was written less than 24h0m0s ago", "/full-senders: it has children", "/alone-live: it has children",
+			"/young-live: it was written less than 24h0m0s ago", "/full-consumers: it has children", "/alone-live: it has children",
 			"/young-receipts/" + aReceipt + ": it was written less than", "1 znode in /unmarked-receipts, which is no directory of zsync's: its data have no mark",
 			"/v-receipts/" + aContender[:len(aContender)-1] + "1-receipt: its data are not those of a receipt", "1 znode in /m-receipts, which is no directory of zsync's",
 			"/other/" + aContender + "-lock-0000000000: another program made it", "/other2/" + aContender + "-lock-0000000000: another program made it",
@@ -156,7 +156,7 @@ func paths(t *testing.T, conn *zk.Conn, at string) (all []string) {
 func TestDoctorDeletesOnlyWhatIsStillAsShown(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
 		conn := stranger(t, srv)
-		for _, path := range []string{"/gone-senders", "/gone-live", "/filled-live"} {
+		for _, path := range []string{"/gone-consumers", "/gone-live", "/filled-live"} {
 			if _, err := conn.Create(path, []byte(marks.Dir), 0, zk.WorldACL(zk.PermAll)); err != nil {
 				t.Fatal(path, err)
 			}
@@ -176,7 +176,7 @@ func TestDoctorDeletesOnlyWhatIsStillAsShown(t *testing.T) {
 		r = startReading(t, srv.Addr(), in, "doctor", "--clean", "--older", "0", "--admin-port", "0")
 		t.Cleanup(func() { out.Close() }) // what reads it is waited for
 		r.awaitOutput("delete 3 znodes? [y/N] ")
-		_, written := conn.Set("/gone-senders", []byte("in use again"), -1)
+		_, written := conn.Set("/gone-consumers", []byte("in use again"), -1)
 		_, filled := conn.Create("/filled-live/child", nil, 0, zk.WorldACL(zk.PermAll))
 		if err := errors.Join(written, filled); err != nil {
 			t.Fatal(err)
@@ -184,12 +184,12 @@ func TestDoctorDeletesOnlyWhatIsStillAsShown(t *testing.T) {
 		io.WriteString(out, "y\n")
 		out.Close()
 		r.wait()
-		for _, want := range []string{"deleted /gone-live\n", "left alone, as it has changed: /gone-senders\n", "left alone, as it has changed: /filled-live\n"} {
+		for _, want := range []string{"deleted /gone-live\n", "left alone, as it has changed: /gone-consumers\n", "left alone, as it has changed: /filled-live\n"} {
 			if !strings.Contains(r.stdout.String(), want) {
 				t.Errorf("no %q in\n%s", want, &r.stdout)
 			}
 		}
-		if exists("/gone-live") || !exists("/gone-senders") || !exists("/filled-live/child") {
+		if exists("/gone-live") || !exists("/gone-consumers") || !exists("/filled-live/child") {
 			t.Error("it has deleted something that was not as shown")
 		}
 		start(t, srv.Addr(), "", "doctor", "--yes").want(exitUsage, "")

@@ -133,8 +133,8 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	create("/mixed", 0)
 	create("/mixed/"+guid+"-lock-", zk.FlagSequence)
 	create("/mixed/"+guid+"-latch-", zk.FlagSequence)
-	create("/gone-senders", 0)
-	if _, err := conn.Set("/gone-senders", []byte(marks.Dir), -1); err != nil {
+	create("/gone-consumers", 0)
+	if _, err := conn.Set("/gone-consumers", []byte(marks.Dir), -1); err != nil {
 		t.Fatal(err)
 	}
 	create("/old", 0)
@@ -187,7 +187,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 		"problem: poison: /poisoned has an element that was received 6 times, and is not done: ",
 		"problem: orphan: /mixed/" + guid + "-lock-0000000000 holds, and belongs to no session: ",
 		"problem: sequence numbers: those of /old have come to 2100000000 of 2147483647",
-		"note: leftover: /gone-senders ",
+		"note: leftover: /gone-consumers ",
 		"note: servers: 1 server in the connect string",
 	} {
 		if strings.Count(r.stdout.String(), want) != 1 {

@@ -195,7 +195,7 @@ func Mixed(kinds []Kind) bool {
 
 // The list `besides` has endings of names. A znode NAME plus such an ending belongs to the znode
 // NAME.
-var besides = []string{"-live", "-consumers", "-senders", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
+var besides = []string{"-live", "-consumers", "-receipts", "-dead", "-ids", "-__lock__", "-__resized__"}
 
 // Beside returns the name of the neighbour to which a znode with this name belongs.
 func Beside(name string) (of string, ok bool) {

@@ -171,7 +171,7 @@ func TestEntriesOfAMapAreEntriesWhateverTheyAreCalledAndHold(t *testing.T) {
 		guid + "-lock-0000000000": "me", guid + "-latch-2100000000": "me", guid + "-__WRIT__0000000001": "me", guid + "-wait-0000000001": "me",
 		"deb315576356492b9a38f45828136a03": "an MD5", "deb315576356492b9a38f45828136a03__lock__0000000001": "me", "me__party__": "me",
 		"done": "yes", "last": "2030-06-01T12:00:00Z", "leases": "", "locks": "", "resized": "", "parties": "", "keeper-0000000001": "",
-		"t-0000000000": "", "queue-0000000001": "", "text-senders": "", "text-dead": "", "number-__lock__": "", "gone-live": "", guid + "-tasks": "2",
+		"t-0000000000": "", "queue-0000000001": "", "text-receipts": "", "text-dead": "", "number-__lock__": "", "gone-live": "", guid + "-tasks": "2",
 	}
 	m := zsync.NewMap[string](s, "/maps/m", zsync.WithCodec(zsync.Raw))
 	for key, text := range entries {
@@ -252,7 +252,7 @@ func TestALockThatIsHeldIsShownWhateverItIsCalled(t *testing.T) {
 		const guid = "_c_48e50edc-09ec-4785-b44e-13769185aea0"
 		names := []string{
 			"deb315576356492b9a38f45828136a03", "b-01", "t-02", "b-00001", "t-00001", "d-00001-1", "keys", "keeper-1", "parties", "leases", "locks", "done", "last", "resized",
-			"orders", "orders-live", "orders-consumers", "orders-senders", "orders-ids", "orders-receipts", "orders-dead", "orders-__lock__", "orders-__resized__",
+			"orders", "orders-live", "orders-consumers", "orders-ids", "orders-receipts", "orders-dead", "orders-__lock__", "orders-__resized__",
 			"alone-live", "alone-ids", "alone-__lock__", "job-lock-0000000042", "my-latch-0000000042", "svc__party__", guid + "-tasks.d", "_c_mine", "queue-7", "entry-1", "dead-1",
 		}
 		want := map[string]string{}
