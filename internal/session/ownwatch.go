@@ -1,6 +1,6 @@
 package session
 
-// This file watches the znodes that a session holds.
+// This file watches the znodes that a session holds. A Lapse shows when a caller must read such a znode again.
 
 import (
 	"sync"

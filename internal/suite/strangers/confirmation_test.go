@@ -62,6 +62,19 @@ func (o *outage) strike(t *testing.T, conn *zk.Conn, dir, name string) {
 	harness.Must(t, conn.Delete(dir+"/"+found[0], -1))
 }
 
+// thirdIsFirst lets a third contender acquire and, after the outage, release. The caller of `granted`
+// must wait until then.
+func (o *outage) thirdIsFirst(t *testing.T, granted <-chan error, acquire, release func() error) {
+	t.Helper()
+	harness.Must(t, acquire())
+	harness.PendingStill(t, granted)
+	o.on.Store(false)
+	time.Sleep(20 * time.Second)
+	harness.PendingStill(t, granted)
+	harness.Must(t, release())
+	harness.Must(t, <-granted)
+}
+
 // twoSemaphores returns two Semaphore values of a path, of two sessions. Both can acquire free
 // permits without the gate.
 func twoSemaphores(t *testing.T, s, other *zsync.Session, limit int64) (mine, third *zsync.Semaphore) {
@@ -83,23 +96,10 @@ func TestAWaiterIsNotGrantedIfItsZnodeIsDeletedDuringTheConfirmation(t *testing.
 		harness.Must(t, holder.Lock(t.Context()))
 		granted := harness.Arrive(t, func() error { return waiter.Lock(t.Context()) })
 		time.Sleep(time.Minute) // then the create confirms the session no longer
-		var silent atomic.Bool
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if silent.Load() && r.Session == s.ID() && r.Op != zktest.OpPing {
-				return zktest.DropRequest
-			}
-			return zktest.Pass
-		})
-		silent.Store(true)
+		o := outageFrom(srv, s, zktest.DropRequest, func(zktest.Request) bool { return true })
 		harness.Must(t, holder.Unlock())
-		synctest.Wait()
-		harness.Must(t, conn.Delete("/m/"+harness.Children(t, conn, "/m")[0], -1))
-		harness.Must(t, third.Lock(t.Context()))
-		silent.Store(false)
-		time.Sleep(20 * time.Second)
-		harness.PendingStill(t, granted)
-		harness.Must(t, third.Unlock())
-		harness.Must(t, <-granted)
+		o.strike(t, conn, "/m", "lock-")
+		o.thirdIsFirst(t, granted, func() error { return third.Lock(t.Context()) }, third.Unlock)
 		harness.Must(t, waiter.Unlock())
 	})
 }
@@ -114,23 +114,12 @@ func TestAContenderThatNeverWaitedIsNotGrantedIfItsZnodeIsDeletedDuringTheConfir
 		harness.Must(t, third.Lock(t.Context())) // so the directory of the lock exists
 		harness.Must(t, third.Unlock())
 		time.Sleep(20 * time.Second)
-		var confirming atomic.Bool
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Session == s.ID() && (r.Op == zktest.OpDelete || r.Op == zktest.OpSync) && !confirming.Swap(true) {
-				return zktest.Delay(3 * time.Second)
-			}
-			return zktest.Pass
+		o := outageFrom(srv, s, zktest.Delay(3*time.Second), func(r zktest.Request) bool {
+			return r.Op == zktest.OpDelete || r.Op == zktest.OpSync
 		})
 		granted := harness.Arrive(t, func() error { return mine.Lock(t.Context()) })
-		if !confirming.Load() {
-			t.Fatal("the session need not be confirmed")
-		}
-		harness.Must(t, conn.Delete("/m/"+harness.Children(t, conn, "/m")[0], -1))
-		harness.Must(t, third.Lock(t.Context()))
-		time.Sleep(20 * time.Second)
-		harness.PendingStill(t, granted)
-		harness.Must(t, third.Unlock())
-		harness.Must(t, <-granted)
+		o.strike(t, conn, "/m", "lock-")
+		o.thirdIsFirst(t, granted, func() error { return third.Lock(t.Context()) }, third.Unlock)
 		harness.Must(t, mine.Unlock())
 	})
 }
@@ -188,13 +177,7 @@ func TestPermitsAreNotGrantedIfTheyAreDeletedDuringTheConfirmation(t *testing.T)
 		o := outageFrom(srv, s, zktest.Pass, func(r zktest.Request) bool { return r.Op == zktest.OpGetChildren2 && r.Path == "/s/leases" })
 		granted := harness.Async(func() error { return mine.Acquire(t.Context(), 1) })
 		o.strike(t, conn, "/s/leases", "")
-		harness.Must(t, third.Acquire(t.Context(), 1))
-		harness.PendingStill(t, granted)
-		o.on.Store(false)
-		time.Sleep(10 * time.Second)
-		harness.PendingStill(t, granted)
-		harness.Must(t, third.Release(1))
-		harness.Must(t, <-granted)
+		o.thirdIsFirst(t, granted, func() error { return third.Acquire(t.Context(), 1) }, func() error { return third.Release(1) })
 		harness.Must(t, mine.Release(1))
 	})
 }
@@ -229,13 +212,7 @@ func TestPermitsAreNotGrantedIfTheyAreDeletedDuringTheReleaseOfTheGate(t *testin
 		harness.Must(t, third.Release(1))
 		o.strike(t, conn, "/s/leases", "")
 		o.strike(t, conn, "/s/locks", "")
-		harness.Must(t, third.Acquire(t.Context(), 1))
-		harness.PendingStill(t, granted)
-		o.on.Store(false)
-		time.Sleep(10 * time.Second)
-		harness.PendingStill(t, granted)
-		harness.Must(t, third.Release(1))
-		harness.Must(t, <-granted)
+		o.thirdIsFirst(t, granted, func() error { return third.Acquire(t.Context(), 1) }, func() error { return third.Release(1) })
 		harness.Must(t, mine.Release(1))
 	})
 }
