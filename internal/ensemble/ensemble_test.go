@@ -5,9 +5,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,6 +104,48 @@ func TestHurtServersServeAgainWhenTheTestIsOver(t *testing.T) {
 			t.Errorf("%s does not answer ruok", addr)
 		}
 	}
+}
+
+// Tests of several packages restart servers of one ensemble at the same time.
+func TestServerThatSeveralRestartAtOnceRunsOnce(t *testing.T) {
+	e := ensemble.Faults(t)
+	if len(e.Addrs()) < 3 {
+		need.Missing(t, "a third server", "ZSYNC_TEST_SERVERS names fewer")
+	}
+	dir := os.Getenv("ZSYNC_TEST_ENSEMBLE")
+	var restarts sync.WaitGroup
+	for range 4 {
+		restarts.Go(func() {
+			out, err := exec.Command(filepath.Join(dir, "ensemble"), "restart", dir, "2").CombinedOutput()
+			if err != nil {
+				t.Errorf("ensemble restart: %v\n%s", err, out)
+			}
+		})
+	}
+	restarts.Wait()
+	if !serves(e.Addrs()[1], patience) {
+		t.Error("server 2 does not answer after the restarts")
+	}
+	recorded, err := os.ReadFile(filepath.Join(dir, "2", "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := running(filepath.Join(dir, "2", "zoo.cfg")), strings.TrimSpace(string(recorded)); !slices.Equal(got, []string{want}) {
+		t.Errorf("processes %v run as server 2, want only the recorded one, %s", got, want)
+	}
+}
+
+// running returns the ids of the processes whose last argument is config.
+func running(config string) []string {
+	var ids []string
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, line := range lines {
+		args, _ := os.ReadFile(line) // a process may have ended
+		if strings.HasSuffix(string(args), "\x00"+config+"\x00") {
+			ids = append(ids, filepath.Base(filepath.Dir(line)))
+		}
+	}
+	return ids
 }
 
 // patience is how long a server may take to answer on a machine that is busy.
