@@ -166,9 +166,8 @@ type Conn struct {
 type Request interface {
 	// Encode appends the body, which follows the header.
 	Encode(p []byte) []byte
-	// Key returns the key of the watch that a read can set. For other requests, ok is false.
-	Key() (key WatchKey, ok bool)
 	Op() int32
+	Path() string // the path of a read
 	// Moot reports whether a late execution of the request would do no harm, although it is a write.
 	Moot() bool
 	// Reply decodes the reply and returns its code, which is one code even for a transaction. If the
@@ -182,10 +181,10 @@ type Request interface {
 
 // sentInfo describes a request that has no reply yet.
 type sentInfo struct {
-	at  lease.Stamp
-	op  int32
-	ask *ask    // for a read with the watch flag: given back to Watches with the reply
-	r   Request // nil if the connection made the request itself
+	at    lease.Stamp
+	op    int32
+	flags bool    // it is a read with the watch flag
+	r     Request // nil if the connection made the request itself
 
 	deletes []string // the paths that the request deletes, if there is a trace
 }
@@ -289,9 +288,10 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 		info := sentInfo{at: at, op: r.Op(), r: r}
 		start := len(c.out)
 		c.out = r.Encode(wire.AppendHeader(c.out, xid, info.op))
-		if key, ok := r.Key(); ok {
+		switch info.op {
+		case WatchData, WatchExists, WatchChildren:
 			var flag byte
-			if info.ask = c.s.Watches.ask(key); info.ask != nil {
+			if info.flags = c.s.Watches.ask(WatchKey{info.op, r.Path()}); info.flags {
 				flag = 1
 			}
 			c.out = append(c.out, flag)
@@ -338,6 +338,9 @@ func (c *Conn) write() {
 	for {
 		select {
 		case <-c.more:
+			for _, key := range c.s.Watches.surplus() {
+				c.RemoveWatch(key)
+			}
 		case <-ticker.C:
 			c.ping()
 		case <-c.closed:
@@ -659,9 +662,9 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	if zxid := int64(binary.BigEndian.Uint64(c.head[8:])); zxid > c.s.replied.Load() {
 		c.s.replied.Store(zxid)
 	}
-	if info.ask != nil {
+	if info.flags {
 		// This call comes first because the server has set the watch even if the reply is malformed.
-		c.s.Watches.answered(info.ask, code, ownerOf(code, body) == c.id)
+		c.s.Watches.answered(WatchKey{info.op, info.r.Path()}, code, ownerOf(code, body) == c.id)
 	}
 	// Watches and the lease must be updated before Finish lets the caller continue.
 	whole, ok := info.r.Reply(code, body)
@@ -719,20 +722,19 @@ func (c *Conn) deleted(info sentInfo, code int32) {
 	}
 }
 
-// RemoveWatch asks the server to remove a watch, unless the watch has a waiter again. If c is no
-// longer the newest connection, RemoveWatch returns false and does nothing.
+// RemoveWatch asks the server to remove a watch, unless the watch has a waiter again.
 //
 // RemoveWatch holds wmu until the removal has its place in the order. So a read that sets the watch
-// again is sent after the removal. A handshake also holds wmu, so it does not set a watch that was
-// dropped before it.
-func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
+// again is sent after the removal. It holds mu until the watch is dropped, so that the next connection
+// has not set the watch again before.
+func (c *Conn) RemoveWatch(key WatchKey) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	if !newest() {
-		return false
-	}
-	if !c.s.Watches.forget(key) || !c.began.Load() {
-		return true
+	c.mu.Lock()
+	removes := !c.over && c.s.Watches.forget(key)
+	c.mu.Unlock()
+	if !removes {
+		return
 	}
 	p := wire.AppendString(c.begin(nil, wire.OpRemoveWatches), key.Path)
 	kind := int32(2) // of data watches, and of watches by an exists request
@@ -742,7 +744,6 @@ func (c *Conn) RemoveWatch(key WatchKey, newest func() bool) bool {
 	c.out = append(c.out, wire.EndPacket(wire.AppendInt32(p, kind))...)
 	c.wroteLocked()
 	c.s.Requests.Add(1)
-	return true
 }
 
 // The connection is closed after the time `silence` without a reply.

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { harness.Main(m) }
 type read struct{}
 
 func (read) Encode(p []byte) []byte                   { return wire.AppendString(p, "/x") }
-func (read) Key() (WatchKey, bool)                    { return WatchKey{WatchData, "/x"}, true }
+func (read) Path() string                             { return "/x" }
 func (read) Op() int32                                { return wire.OpGetData }
 func (read) Moot() bool                               { return false }
 func (read) Reply(code int32, _ []byte) (int32, bool) { return code, true }
@@ -60,7 +60,7 @@ func (c *gated) Close() error { return nil }
 func openGated(t *testing.T) (c *gated, l *Conn, send func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Shared{
-		Ctx: ctx, Watches: NewWatches(nil, nil), Requests: new(atomic.Int64),
+		Ctx: ctx, Watches: NewWatches(), Requests: new(atomic.Int64),
 		Sending:  func() lease.Stamp { return lease.Stamp{At: time.Now()} },
 		Answered: func(lease.Stamp, lease.Proof, time.Time) {},
 		Served:   func() {},
@@ -191,12 +191,11 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswerToTheRemovalOfAWatch(t *te
 		c, l, send := openGated(t)
 		watches, key := l.s.Watches, WatchKey{WatchData, "/x"}
 		w := watches.Join(key)
-		watches.answered(watches.ask(key), 0, false)
+		watches.ask(key)
+		watches.answered(key, 0, false)
 		watches.Leave(w)
 		c.gate <- struct{}{}
-		if !l.RemoveWatch(key, func() bool { return true }) {
-			t.Fatal("the watch is not removed")
-		}
+		l.RemoveWatch(key)
 		synctest.Wait()
 		send() // nothing more can be written, as far as is known
 		c.check(t, "[1]")
@@ -217,13 +216,12 @@ func TestAWatchThatIsWaitedForAgainIsNotRemoved(t *testing.T) {
 		c, l, _ := openGated(t)
 		watches, key := l.s.Watches, WatchKey{WatchData, "/x"}
 		w := watches.Join(key)
-		watches.answered(watches.ask(key), 0, false)
+		watches.ask(key)
+		watches.answered(key, 0, false)
 		watches.Leave(w)
 		watches.Join(key) // after the watch was chosen for its removal
 		c.gate <- struct{}{}
-		if !l.RemoveWatch(key, func() bool { return true }) {
-			t.Error("it is to be removed over another connection")
-		}
+		l.RemoveWatch(key)
 		c.check(t)
 	})
 }

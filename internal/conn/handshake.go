@@ -98,7 +98,7 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	if continued && c.s.Confirm() {
 		out = append(out, c.confirmPacket()...)
 	}
-	portions := c.s.Watches.resend(c.s.replied.Load()) // as in the handshake: no request has been answered since
+	portions := c.s.Watches.resend(c.s.replied.Load(), c.more) // as in the handshake: no request has been answered since
 	atOnce := min(len(portions), portionsAhead)
 	for _, p := range portions[:atOnce] {
 		out = append(out, p...)

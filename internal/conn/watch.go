@@ -15,30 +15,15 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
-// A WatchKind is the part of a znode that is watched.
-type WatchKind int
-
+// The kinds of watches. Each has the number of the read that sets it.
 const (
-	WatchData     WatchKind = iota // set by getData: fires at a change of the data and at deletion
-	WatchExists                    // set by exists: fires at creation, a change of the data, and deletion
-	WatchChildren                  // set by getChildren2: fires at a change of the children and at deletion
+	WatchData     int32 = wire.OpGetData      // fires at a change of the data and at deletion
+	WatchExists   int32 = wire.OpExists       // fires at creation, a change of the data, and deletion
+	WatchChildren int32 = wire.OpGetChildren2 // fires at a change of the children and at deletion
 )
 
-// KindOfRead returns the kind of watch that a read sets. For other requests, ok is false.
-func KindOfRead(op int32) (kind WatchKind, ok bool) {
-	switch op {
-	case wire.OpGetData:
-		return WatchData, true
-	case wire.OpExists:
-		return WatchExists, true
-	case wire.OpGetChildren2:
-		return WatchChildren, true
-	}
-	return 0, false
-}
-
 type WatchKey struct {
-	Kind WatchKind
+	Kind int32
 	Path string // as the server knows it
 }
 
@@ -57,8 +42,8 @@ type WatchKey struct {
 // order of the packets:
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
-//	answered   its reply has come: armed, unless a removal was written after the read
-//	forget     a removal is written: not armed, and no earlier read arms it
+//	answered   its reply has come: armed
+//	forget     it is idle: not armed. A removal is written, unless a read with the flag is unanswered
 //	Fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
@@ -66,15 +51,12 @@ type WatchKey struct {
 // the watch again before any other request. The server may also have a watch that is
 // not armed here. Such a watch does no harm, because Watches ignores an event without a waiter.
 type Watches struct {
-	remove func(WatchKey) // asks the server to remove an idle watch
-	spawn  func(func())   // runs a function in a goroutine for which Close waits
-
 	Mu      sync.Mutex
 	conn    int64 // number of the present connection, from 1; guarded by Mu, like all below
 	watches map[WatchKey]*Watch
 	Idle    map[WatchKey]struct{} // armed watches without a waiter
-	asks    map[WatchKey][]*ask   // by WatchKey.onServer
-	janitor bool                  // a goroutine is removing idle watches
+	asks    map[WatchKey]int      // the number of unanswered reads with the watch flag, by WatchKey.onServer
+	tidy    chan<- struct{}       // gets a token if there are too many idle watches: see Conn.write
 }
 
 // The method `onServer` returns the key that stands for the watch of k on the server. For the
@@ -84,12 +66,6 @@ func (k WatchKey) onServer() WatchKey {
 		k.Kind = WatchData
 	}
 	return k
-}
-
-// The type `ask` is an unanswered read with the watch flag.
-type ask struct {
-	key  WatchKey
-	void bool // a removal of the watch was written after the read; guarded by Watches.Mu
 }
 
 // MaxIdleWatches is the maximum number of idle watches that a session keeps.
@@ -102,7 +78,10 @@ type Watch struct {
 	Event zk.EventType  // the event, or 0; read it only after `Fired` is closed, or with Watches.State
 
 	// Watches.Mu guards the fields below. Other packages read them with Watches.State.
-	Told    []telling // the functions that the event calls
+	Told []struct { // the functions that the event calls, with Watches.Mu held
+		owner any // identifies the function for Untell
+		f     func()
+	}
 	Waiters int
 	Armed   bool  // the server has it, or had it until it fired
 	ArmedOn int64 // number of the connection on which it was set
@@ -114,33 +93,29 @@ type Watch struct {
 	Ours bool
 }
 
-// The type `telling` is a function that the event calls, with Watches.Mu held.
-type telling struct {
-	owner any // identifies the telling for Untell
-	f     func()
-}
-
-func newWatch(key WatchKey) *Watch { return &Watch{Key: key, Fired: make(chan struct{})} }
-
-func NewWatches(remove func(WatchKey), spawn func(func())) *Watches {
+func NewWatches() *Watches {
 	return &Watches{
-		remove:  remove,
-		spawn:   spawn,
 		watches: make(map[WatchKey]*Watch),
 		Idle:    make(map[WatchKey]struct{}),
-		asks:    make(map[WatchKey][]*ask),
+		asks:    make(map[WatchKey]int),
 	}
+}
+
+// enterLocked returns the watch of `key`, which it makes if there is none.
+func (h *Watches) enterLocked(key WatchKey) *Watch {
+	w := h.watches[key]
+	if w == nil {
+		w = &Watch{Key: key, Fired: make(chan struct{})}
+		h.watches[key] = w
+	}
+	return w
 }
 
 // Join adds the caller to the waiters for a change of `key`. The caller must call `Leave` later.
 func (h *Watches) Join(key WatchKey) *Watch {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	w := h.watches[key]
-	if w == nil {
-		w = newWatch(key)
-		h.watches[key] = w
-	}
+	w := h.enterLocked(key)
 	w.Waiters++
 	delete(h.Idle, key)
 	return w
@@ -157,7 +132,10 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 		return
 	}
 	h.untellLocked(w, owner)
-	w.Told = append(w.Told, telling{owner: owner, f: f})
+	w.Told = append(w.Told, struct {
+		owner any
+		f     func()
+	}{owner, f})
 }
 
 // Untell removes the function that was registered for `owner`.
@@ -168,7 +146,12 @@ func (h *Watches) Untell(w *Watch, owner any) {
 }
 
 func (h *Watches) untellLocked(w *Watch, owner any) {
-	w.Told = slices.DeleteFunc(w.Told, func(t telling) bool { return t.owner == owner })
+	for i, t := range w.Told {
+		if t.owner == owner {
+			w.Told = slices.Delete(w.Told, i, i+1)
+			return
+		}
+	}
 }
 
 // LeaveUntold calls `Untell` and `Leave`.
@@ -185,16 +168,18 @@ func (h *Watches) Leave(w *Watch) {
 	h.tidyLocked()
 }
 
-// tidyLocked starts the goroutine of `clean` if there are too many idle watches.
+// tidyLocked wakes the writing goroutine of the connection if there are too many idle watches.
 func (h *Watches) tidyLocked() {
-	if len(h.Idle) > MaxIdleWatches && !h.janitor {
-		h.janitor = true
-		h.spawn(h.clean)
+	if len(h.Idle) > MaxIdleWatches {
+		select {
+		case h.tidy <- struct{}{}:
+		default:
+		}
 	}
 }
 
 // Abandon replaces `Leave` for a waiter that the garbage collector has freed. The runtime calls it, so
-// it starts no goroutine. The next call of `Leave` removes surplus idle watches.
+// it wakes no goroutine. The next call of `Leave` has surplus idle watches removed.
 func (h *Watches) Abandon(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -214,23 +199,14 @@ func (h *Watches) leaveLocked(w *Watch) {
 	h.Idle[w.Key] = struct{}{}
 }
 
-// The method `clean` removes idle watches until only half of the limit remains.
-func (h *Watches) clean() {
-	for {
-		h.Mu.Lock()
-		var key WatchKey
-		for key = range h.Idle {
-			break
-		}
-		if len(h.Idle) <= MaxIdleWatches/2 {
-			h.janitor = false
-			h.Mu.Unlock()
-			return
-		}
-		delete(h.Idle, key)
-		h.Mu.Unlock()
-		h.remove(key)
+// The method `surplus` returns the idle watches to remove, so that only half of the limit remains.
+func (h *Watches) surplus() (keys []WatchKey) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	if len(h.Idle) > MaxIdleWatches {
+		keys = slices.Collect(maps.Keys(h.Idle))[MaxIdleWatches/2:]
 	}
+	return keys
 }
 
 // The method `forget` drops the watch of `key` if that watch is still idle. If `forget` returns
@@ -245,54 +221,42 @@ func (h *Watches) forget(key WatchKey) bool {
 	}
 	delete(h.watches, key)
 	delete(h.Idle, key)
+	// The removal would also remove the other watch, and the watch of an earlier read with the flag. The
+	// reply to that read makes an idle watch again.
 	other := WatchKey{WatchData + WatchExists - key.Kind, key.Path}
-	if key.Kind != WatchChildren && h.watches[other] != nil {
-		return false // the removal would also remove the other watch
+	return h.asks[key.onServer()] == 0 && (key.Kind == WatchChildren || h.watches[other] == nil)
+}
+
+// The method `ask` is called before a read of `key` is written. It reports whether the read carries
+// the watch flag. Then the caller must call `answered` with the reply.
+func (h *Watches) ask(key WatchKey) bool {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	w := h.watches[key]
+	if w == nil || w.Armed {
+		return false
 	}
-	// The removal also removes the watches of earlier reads with the flag. There is no waiter for them,
-	// and a later waiter sends its read after the removal.
-	for _, a := range h.asks[key.onServer()] {
-		a.void = true
-	}
+	h.asks[key.onServer()]++
 	return true
 }
 
-// The method `ask` is called before a read of `key` is written. If the result is nil, the read does
-// not carry the watch flag. Otherwise, the read carries the flag, and the caller must call
-// `answered` with the reply.
-func (h *Watches) ask(key WatchKey) *ask {
+// The method `answered` processes the reply to a read of `key` with the flag. The argument `code` is
+// the reply's error code, and `ours` is true if the read has found an ephemeral znode of this session.
+// The method runs in the reading goroutine, so later events are processed later.
+func (h *Watches) answered(key WatchKey, code int32, ours bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	if w := h.watches[key]; w == nil || w.Armed {
-		return nil
-	}
-	a := &ask{key: key}
-	h.asks[key.onServer()] = append(h.asks[key.onServer()], a)
-	return a
-}
-
-// The method `answered` processes the reply to the read of `a`. The argument `code` is the reply's
-// error code, and `ours` is true if the read has found an ephemeral znode of this session. The
-// method runs in the reading goroutine, so later events are processed later.
-func (h *Watches) answered(a *ask, code int32, ours bool) {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	slot := a.key.onServer()
-	if h.asks[slot] = slices.DeleteFunc(h.asks[slot], func(b *ask) bool { return b == a }); len(h.asks[slot]) == 0 {
+	slot := key.onServer()
+	if h.asks[slot]--; h.asks[slot] == 0 {
 		delete(h.asks, slot)
 	}
-	set := code == 0 || code == wire.CodeNoNode && a.key.Kind == WatchExists
-	if !set || a.void {
-		return
+	if code != 0 && (code != wire.CodeNoNode || key.Kind != WatchExists) {
+		return // the server has not set the watch
 	}
-	w := h.watches[a.key]
-	if w == nil { // before the server had the watch, all waiters left
-		w = newWatch(a.key)
-		h.watches[a.key] = w
-	}
+	w := h.enterLocked(key) // perhaps all waiters have left before the server had the watch
 	w.Armed, w.missing, w.Ours, w.ArmedOn = true, code != 0, ours, h.conn
 	if w.Waiters == 0 {
-		h.Idle[a.key] = struct{}{}
+		h.Idle[key] = struct{}{}
 		h.tidyLocked() // perhaps no call of `Leave` follows, which would do that
 	}
 }
@@ -366,11 +330,16 @@ func (h *Watches) All() []*Watch {
 
 // The method `resend` is called for a new connection, before a watch is set or an event arrives on
 // it. All events of the previous connection have been processed, because one goroutine reads both. The
-// result is the packets that set all armed watches again and ask for the events after `zxid`.
-func (h *Watches) resend(zxid int64) (portions [][]byte) {
+// result is the packets that set all armed watches again and ask for the events after `zxid`. The
+// new connection has the channel `tidy`, and need not set surplus idle watches again.
+func (h *Watches) resend(zxid int64, tidy chan<- struct{}) (portions [][]byte) {
+	for _, key := range h.surplus() {
+		h.forget(key)
+	}
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	h.conn++
+	h.tidy = tidy
 	clear(h.asks) // the previous connection delivers no replies now
 	var data, exist, child []string
 	size := 0

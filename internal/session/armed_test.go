@@ -51,7 +51,7 @@ func (x *watchWorld) draw(n int) int {
 func (x *watchWorld) path() string { return fmt.Sprintf("/p%d", x.rnd.IntN(3)) }
 
 func (x *watchWorld) key() conn.WatchKey {
-	return conn.WatchKey{Kind: []conn.WatchKind{conn.WatchData, conn.WatchExists, conn.WatchChildren}[x.rnd.IntN(3)], Path: x.path()}
+	return conn.WatchKey{Kind: []int32{conn.WatchData, conn.WatchExists, conn.WatchChildren}[x.rnd.IntN(3)], Path: x.path()}
 }
 
 // happens is what becomes of a request of ours.
@@ -151,7 +151,9 @@ func (x *watchWorld) act() {
 			x.waiting = slices.Delete(x.waiting, i, i+1)
 		}
 	case 4: // what is idle is removed
-		go inc.removeWatch(key)
+		if c := inc.newestConn(); IsClosed(inc.connection()) { // c is not in its handshake
+			go c.RemoveWatch(key)
+		}
 	case 5:
 		x.change()
 	}

@@ -158,7 +158,7 @@ func (f *follower) readList(ctx context.Context, stale map[string]struct{}) erro
 
 // The method `listed` lists dir with a watch of this kind. A watch on the children requires that
 // dir exists.
-func (f *follower) listed(ctx context.Context, kind conn.WatchKind) ([]string, error) {
+func (f *follower) listed(ctx context.Context, kind int32) ([]string, error) {
 	if f.list != nil {
 		f.inc.Watches.LeaveUntold(f.list, f)
 	}

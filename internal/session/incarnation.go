@@ -96,7 +96,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Timeout.Store(int64(m.Config.Timeout))
 	inc.Lease = lease.New(m.Config.Timeout)
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
-	inc.Watches = conn.NewWatches(inc.removeWatch, m.Spawn)
+	inc.Watches = conn.NewWatches()
 	inc.conns = conn.Shared{
 		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Requests: &m.Requests,
 		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
@@ -569,16 +569,6 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 
 // newestConn returns the connection that was made last.
 func (inc *Incarnation) newestConn() *conn.Conn { return inc.conn.Load() }
-
-// removeWatch asks the server to drop an idle watch.
-func (inc *Incarnation) removeWatch(key conn.WatchKey) {
-	for {
-		c := inc.newestConn() // there is a connection, because there are watches
-		if c.RemoveWatch(key, func() bool { return inc.newestConn() == c }) {
-			return
-		}
-	}
-}
 
 // TraceLine returns a record of the trace about a hold through inc. The argument `hold` is the name
 // of the hold's znode.

@@ -47,7 +47,7 @@ func FuzzLinkRead(f *testing.F) {
 			defer inc.cancel(nil)
 			defer c.Close()
 			var waits []*conn.Watch
-			for _, k := range []conn.WatchKind{conn.WatchData, conn.WatchExists, conn.WatchChildren} {
+			for _, k := range []int32{conn.WatchData, conn.WatchExists, conn.WatchChildren} {
 				waits = append(waits, inc.Watches.Join(conn.WatchKey{Kind: k, Path: "/x"}))
 			}
 			r, said := someRequest(kind)
@@ -98,13 +98,13 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 	for state := int64(-3); state <= 7; state++ {
 		for kind := int64(-3); kind <= 9; kind++ {
 			inc, c := openScripted(t, frame(replyTo(wire.XidEvent, 0, wire.AppendString(words(kind, state), "/x")...)), 3)
-			ws, others := make(map[conn.WatchKind]*conn.Watch), []*conn.Watch(nil)
-			for _, k := range []conn.WatchKind{conn.WatchData, conn.WatchExists, conn.WatchChildren} {
+			ws, others := make(map[int32]*conn.Watch), []*conn.Watch(nil)
+			for _, k := range []int32{conn.WatchData, conn.WatchExists, conn.WatchChildren} {
 				ws[k] = inc.Watches.Join(conn.WatchKey{Kind: k, Path: "/x"})
 				others = append(others, inc.Watches.Join(conn.WatchKey{Kind: k, Path: "/y"}))
 			}
 			err := c.Read()
-			want := map[int64][]conn.WatchKind{1: {conn.WatchExists}, 2: {conn.WatchData, conn.WatchExists, conn.WatchChildren}, 3: {conn.WatchData, conn.WatchExists}, 4: {conn.WatchChildren}}[kind]
+			want := map[int64][]int32{1: {conn.WatchExists}, 2: {conn.WatchData, conn.WatchExists, conn.WatchChildren}, 3: {conn.WatchData, conn.WatchExists}, 4: {conn.WatchChildren}}[kind]
 			if errors.Is(err, conn.ErrProtocol) != (want == nil) {
 				t.Errorf("type %d in state %d: %v", kind, state, err)
 			}

@@ -6,7 +6,6 @@ package session
 import (
 	"sync"
 
-	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -60,8 +59,9 @@ func newPending[T any](c call[T]) *pending[T] {
 	return &pending[T]{Done: make(chan struct{}), call: c}
 }
 
-func (p *pending[T]) Op() int32  { return p.call.op }
-func (p *pending[T]) Moot() bool { return p.call.moot }
+func (p *pending[T]) Op() int32    { return p.call.op }
+func (p *pending[T]) Path() string { return p.call.path }
+func (p *pending[T]) Moot() bool   { return p.call.moot }
 
 func (p *pending[T]) Encode(b []byte) []byte {
 	if p.call.path != "" {
@@ -71,11 +71,6 @@ func (p *pending[T]) Encode(b []byte) []byte {
 		b = p.call.body(b)
 	}
 	return b
-}
-
-func (p *pending[T]) Key() (key conn.WatchKey, ok bool) {
-	kind, ok := conn.KindOfRead(p.call.op)
-	return conn.WatchKey{Kind: kind, Path: p.call.path}, ok
 }
 
 func (p *pending[T]) Reply(code int32, body []byte) (whole int32, ok bool) {

@@ -113,7 +113,7 @@ func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
 		_, err = inc.Exists(t.Context(), "/x")
 		must(t, err)
 		inc.Watches.Leave(data)
-		inc.removeWatch(data.Key) // as if it were idle for long
+		inc.newestConn().RemoveWatch(data.Key) // as if it were idle for long
 		_, err = inc.Set(t.Context(), "/x", []byte("x"), -1)
 		must(t, err)
 		must(t, inc.AwaitFired(within(t, time.Second), exists))
@@ -321,7 +321,7 @@ func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *test
 		_, _, err = inc.Get(within(t, time.Millisecond), "/n") // its reply comes when it has gone
 		wantErr(t, err, context.DeadlineExceeded)
 		inc.Watches.Leave(w)
-		inc.removeWatch(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
+		inc.newestConn().RemoveWatch(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
 		time.Sleep(time.Second)
 		w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/n"})
 		defer inc.Watches.Leave(w)
