@@ -34,6 +34,8 @@ type Shared struct {
 	Watches  *Watches
 	Auths    []Auth
 	SASL     *sasl.Client  // or nil
+	Dialer   zk.Dialer     // replaces TCP if it is not nil
+	TLS      *tls.Config   // or nil
 	Requests *atomic.Int64 // counts the requests that are sent
 	Nobody   string        // a path at which no znode exists
 

@@ -13,31 +13,32 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/dice"
 )
 
-// A Dialer connects to servers.
-type Dialer struct {
-	Own   zk.Dialer      // replaces TCP if it is not nil
-	TLS   *tls.Config    // or nil
-	Spawn func(f func()) // runs f in a goroutine for which Close waits
+// Dial returns a connection to `addr`, which exists within the time `limit`. Each call resolves the
+// name again.
+func Dial(ctx context.Context, s *Shared, addr string, limit time.Duration) (*Conn, error) {
+	deadline := time.Now().Add(limit)
+	socket, err := s.dial(ctx, addr, limit)
+	if err != nil {
+		return nil, err
+	}
+	return New(s, socket, addr, limit, deadline), nil
 }
 
-// Dial connects to `addr` within the time `limit`. Each call resolves the name again.
-func (d *Dialer) Dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	connect := dialTCP
-	if d.Own != nil {
-		connect = func(ctx context.Context, addr string) (net.Conn, error) { return d.dialOwn(ctx, addr, limit) }
+	if s.Dialer != nil {
+		connect = func(ctx context.Context, addr string) (net.Conn, error) { return s.dialOwn(ctx, addr, limit) }
 	}
 	c, err := connect(ctx, addr)
-	if err != nil || d.TLS == nil {
+	if err != nil || s.TLS == nil {
 		return c, err
 	}
-	tlsConfig := d.TLS.Clone()
+	tlsConfig := s.TLS.Clone()
 	if tlsConfig.ServerName == "" {
 		tlsConfig.ServerName, _, _ = net.SplitHostPort(addr)
 	}
@@ -117,7 +118,7 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 // dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
 // dialOwn returns and later closes the connection that the dialer returns. Close of the Session
 // waits for the dialer, but at most for the time `limit`.
-func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+func (s *Shared) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	type result struct {
 		c   net.Conn
 		err error
@@ -126,7 +127,7 @@ func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		c, err := d.Own("tcp", addr, limit)
+		c, err := s.Dialer("tcp", addr, limit)
 		if c == nil && err == nil {
 			err = errors.New("the dialer returned neither a connection nor an error")
 		}
@@ -138,7 +139,7 @@ func (d *Dialer) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 			}
 		}
 	}()
-	d.Spawn(func() {
+	s.Spawn(func() {
 		select {
 		case <-back:
 		case <-time.After(limit):

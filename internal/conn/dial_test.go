@@ -115,8 +115,8 @@ func TestAnAlertOfTheServerIsARefusal(t *testing.T) {
 		}
 	})
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
-		d := &Dialer{TLS: &tls.Config{InsecureSkipVerify: true, MaxVersion: version}, Spawn: func(f func()) { go f() }}
-		c, err := d.Dial(t.Context(), ln.Addr().String(), 10*time.Second)
+		s := &Shared{TLS: &tls.Config{InsecureSkipVerify: true, MaxVersion: version}}
+		c, err := s.dial(t.Context(), ln.Addr().String(), 10*time.Second)
 		if err == nil {
 			_, err = c.Read(make([]byte, 1))
 			c.Close()

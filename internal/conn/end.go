@@ -24,7 +24,8 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 	if c.s.SASL == nil {
 		out = append(out, end...)
 	}
-	switch got, err := c.hello(out); {
+	got, err := c.hello(out)
+	switch {
 	case err != nil:
 		return err
 	case got.ID == 0:
@@ -33,7 +34,7 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got.ID))
 	}
 	if c.s.SASL != nil {
-		if err := c.s.exchange(ctx, c.Addr, c.Conn, c.r); err != nil {
+		if err := c.Authenticate(ctx, got.ID); err != nil {
 			return err
 		}
 		if _, err := c.Conn.Write(end); err != nil {

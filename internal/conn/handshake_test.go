@@ -114,7 +114,7 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 		if c.sasl {
 			s.SASL, s.Spawn = sasl.NewClient(&mechanism{}), func(f func()) { go f() }
 		}
-		if err := New(s, socket{server: c.s}, "a", time.Minute, time.Time{}).End(t.Context(), Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
+		if err := New(s, socket{server: c.s}, "a", time.Minute, time.Now().Add(time.Minute)).End(t.Context(), Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
@@ -146,8 +146,7 @@ func TestAMechanismGetsOnlyWhatTheServerAnswersToItsToken(t *testing.T) {
 	} {
 		m := &mechanism{}
 		s := &Shared{Requests: new(atomic.Int64), SASL: sasl.NewClient(m), Spawn: func(f func()) { go f() }}
-		srv := answers(c.answer)
-		err := s.exchange(t.Context(), "a", srv, srv)
+		err := New(s, socket{server: answers(c.answer)}, "a", time.Minute, time.Now().Add(time.Minute)).Authenticate(t.Context(), 1)
 		if !errors.Is(err, c.want) || (len(m.got) == 1) != (err == nil) {
 			t.Errorf("%s: %v, want %v; the mechanism got %q", name, err, c.want, m.got)
 		}

@@ -21,24 +21,19 @@ const maxToken = 64 << 10
 // Authenticate makes the exchange of SASL directly after the reply to the handshake. The
 // argument `id` is the session in that reply. Without a mechanism, or if `id` is 0, Authenticate
 // does nothing. The exchange ends at the deadline of the handshake.
-func (c *Conn) Authenticate(id int64) error {
-	if c.s.SASL == nil || id == 0 {
+func (c *Conn) Authenticate(ctx context.Context, id int64) error {
+	s := c.s
+	if s.SASL == nil || id == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithDeadline(c.s.Ctx, c.hardLimit)
+	ctx, cancel := context.WithDeadline(ctx, c.hardLimit)
 	defer cancel()
-	return c.s.exchange(ctx, c.Addr, c.Conn, c.r)
-}
-
-// The method `exchange` makes an exchange of SASL over a connection whose handshake has been
-// answered.
-func (s *Shared) exchange(ctx context.Context, addr string, out io.Writer, in io.Reader) error {
-	return s.SASL.Authenticate(ctx, s.Spawn, addr, func(token []byte) ([]byte, error) {
+	return s.SASL.Authenticate(ctx, s.Spawn, c.Addr, func(token []byte) ([]byte, error) {
 		xid := s.NextXid()
-		if _, err := out.Write(wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))); err != nil {
+		if _, err := c.Conn.Write(wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))); err != nil {
 			return nil, err
 		}
-		answered, code, scan, err := readReply(in, maxToken)
+		answered, code, scan, err := readReply(c.r, maxToken)
 		switch {
 		case err != nil:
 			return nil, err

@@ -127,11 +127,11 @@ func (j journey) everyWay(t *testing.T, r *explore.Run) {
 		s := &travels{Run: r, journey: j, owner: noOwner, rest: 5}
 		cfg := testConfig()
 		cfg.Timeout, cfg.Retry = SyncLimit, RetryPolicy{}
-		m := &Manager{Config: cfg, Hosts: travelHosts, Log: cfg.Log, Over: make(chan struct{})}
-		m.Pace = pacer{hosts: travelHosts}
-		m.dialer = conn.Dialer{Spawn: m.Spawn, Own: func(_, addr string, _ time.Duration) (net.Conn, error) {
+		cfg.Dialer = func(_, addr string, _ time.Duration) (net.Conn, error) {
 			return &lateSocket{s: s, server: slices.Index(travelHosts, addr)}, nil
-		}}
+		}
+		m := &Manager{Config: cfg, Hosts: travelHosts, Log: cfg.Log, Over: make(chan struct{}), phase: &phase{over: make(chan struct{})}}
+		m.Pace = pacer{hosts: travelHosts}
 		s.inc = newIncarnation(m)
 		s.inc.ID.Store(7)
 		close(s.inc.first)

@@ -4,6 +4,14 @@ package session
 
 import "context"
 
+// A phase is the time for which a session has one state. Each phase leads to the next, so any number of
+// readers follow the phases, each at its own pace.
+type phase struct {
+	state ConnState
+	over  chan struct{} // closed when `next` is set
+	next  *phase
+}
+
 // States returns a channel that receives every change of state from now on. The channel is closed when
 // ctx ends, or after StateClosed. A slow reader never blocks the session: a goroutine sends the
 // states, and Close does not wait for that goroutine.
@@ -11,48 +19,21 @@ func States[S ~int](ctx context.Context, m *Manager) <-chan S {
 	out := make(chan S, 64)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.state == StateClosed {
-		close(out)
-		return out
-	}
-	var late []ConnState // states that are not sent yet; guarded by Manager.mu
-	bell := make(chan struct{}, 1)
-	push := func(s ConnState) {
-		late = append(late, s)
-		select {
-		case bell <- struct{}{}:
-		default:
-		}
-	}
-	m.feeds[bell] = push
-	go func() {
+	go func(p *phase) {
 		defer close(out)
-		defer func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			delete(m.feeds, bell)
-		}()
-		for {
+		for p.state != StateClosed {
 			select {
-			case <-bell:
+			case <-p.over:
 			case <-ctx.Done():
 				return
 			}
-			m.mu.Lock()
-			states := late
-			late = nil
-			m.mu.Unlock()
-			for _, s := range states {
-				select {
-				case out <- S(s):
-				case <-ctx.Done():
-					return
-				}
-				if s == StateClosed {
-					return
-				}
+			p = p.next
+			select {
+			case out <- S(p.state):
+			case <-ctx.Done():
+				return
 			}
 		}
-	}()
+	}(m.phase)
 	return out
 }

@@ -98,7 +98,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
 	inc.Watches = conn.NewWatches()
 	inc.conns = conn.Shared{
-		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Requests: &m.Requests,
+		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Dialer: m.Config.Dialer, TLS: m.Config.TLS, Requests: &m.Requests,
 		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
 	}
 	if m.Trace != nil {
@@ -175,12 +175,10 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	if inc.ID.Load() != 0 {
 		limit = min(limit, leastGrant(&inc.Manager.granted, addr, time.Duration(inc.Timeout.Load()))/3) // time for another server before the session must be abandoned
 	}
-	deadline := time.Now().Add(limit)
-	socket, err := inc.Manager.dialer.Dial(inc.Ctx, addr, limit)
+	c, err := conn.Dial(inc.Ctx, &inc.conns, addr, limit)
 	if err != nil {
 		return nil, err
 	}
-	c := conn.New(&inc.conns, socket, addr, limit, deadline)
 	inc.conn.Store(c)
 	// A session must not be opened after the end. Either this check sees the end of the incarnation, or
 	// the goroutine that ends it sees this connection: `end` runs before `seal` loads inc.conn.
@@ -221,7 +219,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	}
 	// The SASL exchange comes before `accept`. So the client has authenticated even if it then asks
 	// the server to end the session.
-	refused := c.Authenticate(got.ID)
+	refused := c.Authenticate(inc.Ctx, got.ID)
 	if err := inc.accept(got, ask, c.Addr, now); err != nil {
 		switch {
 		case got.ID == 0:

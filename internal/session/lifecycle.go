@@ -26,7 +26,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		chroot:   chroot,
 		Log:      cfg.Log,
 		changed:  make(chan struct{}),
-		feeds:    make(map[any]func(ConnState)),
+		phase:    &phase{over: make(chan struct{})},
 		running:  make(map[any]uint64),
 		ended:    make(chan struct{}),
 		farewell: make(chan struct{}),
@@ -34,7 +34,6 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	m.closing, m.leave = context.WithCancelCause(context.Background())
 	m.over, m.finish = context.WithCancelCause(context.Background())
 	m.Closing, m.Over = m.closing.Done(), m.over.Done()
-	m.dialer = conn.Dialer{Own: cfg.Dialer, TLS: cfg.TLS, Spawn: m.Spawn}
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
 		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), chroot, cfg.Owner, func(err error) {
@@ -187,7 +186,7 @@ func (m *Manager) SessionID() int64 {
 func (m *Manager) State() ConnState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state
+	return m.phase.state
 }
 
 // Sleep waits for d, or until ctx or the Session ends.

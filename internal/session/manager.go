@@ -35,26 +35,24 @@ type Manager struct {
 	Waiters    atomic.Int64 // for a hold, at present
 
 	granted      shared.Cache[time.Duration] // by server: the longest session timeout that it is known to grant
-	dialer       conn.Dialer
-	noBundles    atomic.Bool // the servers do not know multiRead
-	noContainers atomic.Bool // the servers do not know containers
-	closes       atomic.Bool // Close was called
+	noBundles    atomic.Bool                 // the servers do not know multiRead
+	noContainers atomic.Bool                 // the servers do not know containers
+	closes       atomic.Bool                 // Close was called
 
 	mu       sync.Mutex
-	cur      *Incarnation            // the newest incarnation; guarded by mu
-	changed  chan struct{}           // closed and replaced when `cur` changes; guarded by mu
-	state    ConnState               // guarded by mu
-	feeds    map[any]func(ConnState) // called with each change of the state: see States; guarded by mu
-	untold   []Report                // events that the observer has not received yet; guarded by mu
-	telling  bool                    // a goroutine is passing events; guarded by mu
-	lately   error                   // why the last server failed; nil once a server executes a request; guarded by mu
-	tried    map[string]error        // by address: the server's last error; cleared when any server executes a request; guarded by mu
-	staff    int                     // number of users that will tidy up before the end: see BeforeClose; guarded by mu
-	farewell chan struct{}           // closed when Close begins the farewell
-	running  map[any]uint64          // by Function: the number of its goroutine, or 0 if that has called Close; guarded by mu
-	fewer    chan struct{}           // made by awaitNone; closed when `running` or `staff` changes; guarded by mu
-	leaving  Ending                  // ended by Close when nothing new may begin; its hooks end the contexts of functions
-	Attached sync.Map                // data that other packages keep across sessions: see shared.Attached
+	cur      *Incarnation     // the newest incarnation; guarded by mu
+	changed  chan struct{}    // closed and replaced when `cur` changes; guarded by mu
+	phase    *phase           // the present; guarded by mu
+	untold   []Report         // events that the observer has not received yet; guarded by mu
+	telling  bool             // a goroutine is passing events; guarded by mu
+	lately   error            // why the last server failed; nil once a server executes a request; guarded by mu
+	tried    map[string]error // by address: the server's last error; cleared when any server executes a request; guarded by mu
+	staff    int              // number of users that will tidy up before the end: see BeforeClose; guarded by mu
+	farewell chan struct{}    // closed when Close begins the farewell
+	running  map[any]uint64   // by Function: the number of its goroutine, or 0 if that has called Close; guarded by mu
+	fewer    chan struct{}    // made by awaitNone; closed when `running` or `staff` changes; guarded by mu
+	leaving  Ending           // ended by Close when nothing new may begin; its hooks end the contexts of functions
+	Attached sync.Map         // data that other packages keep across sessions: see shared.Attached
 
 	closing context.Context         // ends, with the reason, when nothing new can begin: by Close, or by a failure that no retry can cure
 	leave   context.CancelCauseFunc // ends `closing`; the first reason stays
@@ -286,14 +284,13 @@ func (m *Manager) Bare(p string) string {
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
+	if m.phase.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
 		return false
 	}
-	if m.state != s {
-		m.state = s
-		for _, push := range m.feeds {
-			push(s)
-		}
+	if last := m.phase; last.state != s {
+		last.next = &phase{state: s, over: make(chan struct{})}
+		m.phase = last.next
+		close(last.over)
 	}
 	if e.Kind != 0 {
 		m.untold = append(m.untold, e)

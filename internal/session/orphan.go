@@ -49,12 +49,10 @@ func (inc *Incarnation) endOver(addr string, w conn.Hello) error {
 	m, limit := inc.Manager, min(w.Timeout/5, 5*time.Second)
 	ctx, expire := context.WithTimeout(m.over, limit)
 	defer expire()
-	deadline := time.Now().Add(limit)
-	socket, err := m.dialer.Dial(ctx, addr, limit)
+	c, err := conn.Dial(ctx, &inc.conns, addr, limit)
 	if err != nil {
 		return err
 	}
-	c := conn.New(&inc.conns, socket, addr, limit, deadline)
 	defer c.Close()
 	defer context.AfterFunc(ctx, c.Close)()
 	m.Requests.Add(1)
