@@ -105,11 +105,12 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, 
 	case isUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.noBundles.Store(true)
 		return getEach(ctx, paths, read)
-	case IsAnswer(err, zk.ErrNoAuth):
-		return getEach(ctx, paths, read)
-	case errors.Is(err, ErrEnded), err != nil && errors.Is(err, ctx.Err()), err != nil && OutcomeOf(err) == Answered:
+	case err == nil:
+	case errors.Is(err, ErrEnded), errors.Is(err, ctx.Err()):
 		return nil, err
-	case err != nil:
+	case OutcomeOf(err) == Answered: // a single read returns the reason
+		return getEach(ctx, paths, read)
+	default:
 		if OutcomeOf(err) == Unknown {
 			size = (size + 1) / 2
 		}
@@ -128,9 +129,6 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, 
 	}
 	largest := inc.largest.Load() / 2
 	for _, n := range nodes {
-		if n.Stat == refusedStat { // a single read returns the reason
-			return getEach(ctx, paths, read)
-		}
 		largest = max(largest, int64(len(n.Data)))
 	}
 	inc.largest.Store(max(largest, 256))
@@ -183,14 +181,9 @@ const secret = -1
 // Concealed returns true if the znode exists and the client cannot read its Stat.
 func (n Node) Concealed() bool { return n.Stat != nil && n.Stat.DataLength == secret }
 
-var errBundle = errors.New("malformed reply to multiRead")
-
-// refusedStat is the Stat of a znode for which the server returned an error other than NoNode.
-var refusedStat = new(zk.Stat)
-
-// parseBundle decodes the reply for n znodes.
-func parseBundle(p []byte, n int) (nodes []Node, err error) {
-	s := wire.Scanner{Rest: p}
+// parseBundle decodes the reply for n znodes. The error is the server's error for one of the znodes,
+// unless that is NoNode.
+func parseBundle(s *wire.Scanner, n int) (nodes []Node, err error) {
 	for op, more := s.Next(); more; op, more = s.Next() {
 		switch op {
 		case wire.OpGetData:
@@ -199,19 +192,16 @@ func parseBundle(p []byte, n int) (nodes []Node, err error) {
 				nodes = append(nodes, Node{data, wire.ParseStat(stat)})
 			}
 		case wire.OpFailed:
-			var node Node
-			if s.Int32() != wire.CodeNoNode {
-				node.Stat = refusedStat
+			if code := s.Int32(); code != wire.CodeNoNode {
+				err = wire.Error(code)
 			}
-			nodes = append(nodes, node)
+			nodes = append(nodes, Node{})
 		default:
 			s.Bad = true
 		}
 	}
-	if s.Bad || len(nodes) != n || len(s.Rest) > 0 {
-		return nil, errBundle
-	}
-	return nodes, nil
+	s.Bad = s.Bad || len(nodes) != n || len(s.Rest) > 0
+	return nodes, err
 }
 
 // Parallel calls f(i) for each i below n. Many of these calls run at once. Parallel returns one of

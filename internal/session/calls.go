@@ -115,8 +115,7 @@ func bundleCall(paths []string) call[[]Node] {
 		op:   wire.OpMultiRead,
 		body: func(p []byte) []byte { return wire.AppendReads(p, paths) },
 		judge: func(s *wire.Scanner) (nodes []Node, code int32, err error) {
-			nodes, err = parseBundle(s.Rest, len(paths))
-			s.Bad = err != nil
+			nodes, err = parseBundle(s, len(paths))
 			return nodes, 0, err
 		},
 	}

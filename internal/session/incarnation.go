@@ -330,6 +330,8 @@ func (inc *Incarnation) caughtUp(addr string) {
 		late = nil
 	}
 	if !since.IsZero() {
+		inc.Manager.Log.Info("zsync: other servers are left out for now, as they may still carry out writes that had no answer",
+			"at", addr, "session", Text(inc.ID.Load()))
 		inc.Manager.Spawn(func() {
 			inc.writeAfter(since)
 			conn.Fail(late)

@@ -25,7 +25,6 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		Hosts:    hosts,
 		chroot:   chroot,
 		Log:      cfg.Log,
-		changed:  make(chan struct{}),
 		phase:    &phase{over: make(chan struct{})},
 		running:  make(map[any]uint64),
 		ended:    make(chan struct{}),

@@ -195,7 +195,7 @@ func FuzzPackets(f *testing.F) {
 		if got := s.Strings(); !slices.Equal(got, names) || s.Bad || len(s.Rest) > 0 {
 			t.Fatalf("names %q, want %q", got, names)
 		}
-		parseBundle(data, int(version))
+		parseBundle(&wire.Scanner{Rest: data}, int(version))
 	})
 }
 

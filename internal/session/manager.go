@@ -41,7 +41,6 @@ type Manager struct {
 
 	mu       sync.Mutex
 	cur      *Incarnation     // the newest incarnation; guarded by mu
-	changed  chan struct{}    // closed and replaced when `cur` changes; guarded by mu
 	phase    *phase           // the present; guarded by mu
 	untold   []Report         // events that the observer has not received yet; guarded by mu
 	telling  bool             // a goroutine is passing events; guarded by mu
@@ -74,8 +73,6 @@ func (m *Manager) run() {
 		inc := newIncarnation(m)
 		m.mu.Lock()
 		m.cur = inc
-		close(m.changed)
-		m.changed = make(chan struct{})
 		m.mu.Unlock()
 		m.Spawn(func() {
 			defer close(inc.gone)
@@ -218,7 +215,7 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 	}
 	for {
 		m.mu.Lock()
-		inc, changed := m.cur, m.changed
+		inc, p := m.cur, m.phase
 		m.mu.Unlock()
 		end := m.closing
 		if end.Err() != nil && ctx.Value(finishingKey{}) != nil {
@@ -227,18 +224,12 @@ func (m *Manager) Incarnation(ctx context.Context) (*Incarnation, error) {
 		if end.Err() != nil {
 			return nil, context.Cause(end)
 		}
-		var first, ended <-chan struct{}
-		if inc != nil && inc.Ctx.Err() == nil {
-			if IsClosed(inc.first) {
-				// The incarnation or ctx may end at this moment; the first request finds that.
-				return inc, nil
-			}
-			first, ended = inc.first, inc.Ctx.Done()
+		if (p.state == StateConnected || p.state == StateSuspended) && inc.Ctx.Err() == nil {
+			// The incarnation or ctx may end at this moment; the first request finds that.
+			return inc, nil
 		}
 		select {
-		case <-first:
-		case <-ended:
-		case <-changed:
+		case <-p.over:
 		case <-end.Done():
 		case <-ctx.Done():
 			return nil, m.unserved(CtxErr(ctx))

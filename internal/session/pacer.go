@@ -107,12 +107,5 @@ func (inc *Incarnation) longestDelay() time.Duration {
 
 // mayUse reports whether a server may continue the session now.
 func (inc *Incarnation) mayUse(addr string) bool {
-	barred, first := inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
-	if first {
-		inc.Manager.Spawn(func() { // the caller holds pacer.Mu
-			inc.Manager.Log.Warn("zsync: a server is left out for now, as it may still carry out writes that had no answer before the session went to another server",
-				"addr", addr, "session", Text(inc.ID.Load()))
-		})
-	}
-	return !barred
+	return !inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
 }

@@ -31,9 +31,9 @@ import (
 //
 // Only the goroutine that serves the session uses a trail.
 type trail struct {
-	left    map[string]exit // by server: the end of the connection that left writes without a reply
-	written time.Time       // when the client sent the last answered write
-	late    []conn.Request  // the writes without a reply or a failure
+	left    map[string]*exit // by server: the end of the connection that left writes without a reply
+	written time.Time        // when the client sent the last answered write
+	late    []conn.Request   // the writes without a reply or a failure
 }
 
 // The type `exit` is the end of a connection with unanswered writes.
@@ -41,7 +41,6 @@ type exit struct {
 	at    time.Time
 	asked bool // since then, the server has not answered a handshake
 	moved bool // since then, another server has caught up, so the client may have read over it
-	told  bool // the exclusion of the server was logged
 }
 
 // SyncLimit is the time for which a leader keeps a silent server in ZooKeeper's default
@@ -56,17 +55,16 @@ func (t *trail) leave(addr string, late []conn.Request) {
 		return
 	}
 	if t.left == nil {
-		t.left = map[string]exit{}
+		t.left = map[string]*exit{}
 	}
-	t.left[addr] = exit{at: time.Now()}
+	t.left[addr] = &exit{at: time.Now()}
 	t.late = append(t.late, late...)
 }
 
 // The method `unanswered` is called after a handshake that the server has not answered.
 func (t *trail) unanswered(addr string) {
-	if x, ok := t.left[addr]; ok {
+	if x := t.left[addr]; x != nil {
 		x.asked = true
-		t.left[addr] = x
 	}
 }
 
@@ -80,7 +78,7 @@ func (t *trail) unanswered(addr string) {
 // the writes may fail now.
 func (t *trail) caughtUp(addr string) (late []conn.Request, since time.Time, wait bool) {
 	delete(t.left, addr)
-	for other, x := range t.left {
+	for _, x := range t.left {
 		if !x.moved {
 			if x.at.After(since) {
 				since = x.at
@@ -88,27 +86,23 @@ func (t *trail) caughtUp(addr string) (late []conn.Request, since time.Time, wai
 			wait = wait || x.asked
 		}
 		x.moved = true
-		t.left[other] = x
 	}
 	late, t.late = t.late, nil
 	return late, since, wait
 }
 
-// The method `bars` reports whether a server must not continue the session now, and whether this is
-// the first such report about the server.
-func (t *trail) bars(addr string, timeout time.Duration) (barred, first bool) {
-	x, ok := t.left[addr]
-	if !ok || !x.moved {
-		return false, false
+// The method `bars` reports whether a server must not continue the session now.
+func (t *trail) bars(addr string, timeout time.Duration) bool {
+	x := t.left[addr]
+	if x == nil || !x.moved {
+		return false
 	}
 	limit := avoidance(timeout)
 	if behind := t.written.Sub(x.at) > limit; behind || time.Since(x.at) >= 2*limit {
 		delete(t.left, addr)
-		return false, false
+		return false
 	}
-	first, x.told = !x.told, true
-	t.left[addr] = x
-	return true, first
+	return true
 }
 
 // avoidance is the time for which a session avoids a server at least.
