@@ -825,6 +825,16 @@ func TestPersistentTasksAreEndedOnceThoughTheirLogIsNotShown(t *testing.T) {
 	})
 }
 
+func TestPersistentTasksAreRefusedIfTheirLogsAreUnprotected(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		_, err := plain(t, srv).Create("/w-receipts", nil, 0, zk.WorldACL(zk.PermAll))
+		must(t, err)
+		s := open(t, srv, zsync.WithAuth("digest", []byte("u:p")), zsync.WithACL(zk.DigestACL(zk.PermAll, "u", "p")))
+		wg := zsync.NewWaitGroup(s, "/w", zsync.WithPersistentTasks())
+		wantErr(t, wg.Add(within(t, time.Minute), 1), zsync.ErrUnprotected)
+	})
+}
+
 func TestWaitGroupChangeIsCarriedOverToTheNextSession(t *testing.T) {
 	for _, act := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
 		for at := range 8 {

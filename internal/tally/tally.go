@@ -69,15 +69,14 @@ type Tally struct {
 
 // The type `change` is one call of `Add` or `Done`.
 type change struct {
-	delta     int
-	done      chan struct{} // closed when `err` is set
-	err       error
-	repaid    int  // number of tasks of the change that ended with their session; written like Tally.own
-	abandoned bool // whether the caller's ctx has ended; guarded by Tally.mu
-	insist    bool // whether the change ends a task, and so is tried again if the servers refuse it
-	owed      bool // try again after any error but ErrNegativeCounter, because no caller will; guarded by Tally.mu
-	tries     int  // number of refusals; guarded by Tally.mu
-	era       int  // the era in which its tasks were added, or 0 if that is unknown; guarded by Tally.mu
+	delta  int
+	done   chan struct{} // closed when `err` is set
+	err    error
+	repaid int  // number of tasks of the change that ended with their session; written like Tally.own
+	insist bool // whether the change ends a task, and so is tried again if the servers refuse it
+	owed   bool // try again after any error but ErrNegativeCounter, because no caller will; guarded by Tally.mu
+	tries  int  // number of refusals; guarded by Tally.mu
+	era    int  // the era in which its tasks were added, or 0 if that is unknown; guarded by Tally.mu
 }
 
 // An openTasks is the state of a znode that has open tasks.
@@ -96,9 +95,22 @@ func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 	case <-c.done:
 		return c.era, c.err
 	case <-ctx.Done():
-		t.abandon(c)
-		return 0, session.CtxErr(ctx)
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := slices.Index(t.queue, c); i >= 0 {
+		t.queue = slices.Delete(t.queue, i, i+1)
+		t.unpayLocked(c)
+	} else if delta > 0 { // do not reopen ended tasks, because a call of Wait may have returned
+		_, stay := t.m.BeforeClose()
+		t.m.Spawn(func() {
+			defer stay()
+			if <-c.done; c.err == nil {
+				t.submit(&change{delta: -delta, owed: true, era: c.era})
+			}
+		})
+	}
+	return 0, session.CtxErr(ctx)
 }
 
 // Done ends one task. If that takes long, Done returns nil and continues in the background.
@@ -207,31 +219,6 @@ func (t *Tally) queueLocked(c *change) {
 	}
 }
 
-// The method `abandon` withdraws the change `c`, because the ctx of its caller has ended.
-func (t *Tally) abandon(c *change) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	c.abandoned = true
-	if i := slices.Index(t.queue, c); i >= 0 {
-		t.queue = slices.Delete(t.queue, i, i+1)
-		t.unpayLocked(c)
-		return
-	}
-	select {
-	case <-c.done:
-		t.takeBackLocked(c)
-	default: // the change is being applied, and `finish` handles it
-	}
-}
-
-// takeBackLocked undoes the additions of a change whose caller got an error. It does not
-// reopen ended tasks, because a call of Wait may have returned.
-func (t *Tally) takeBackLocked(c *change) {
-	if c.err == nil && c.delta > 0 {
-		t.queueLocked(&change{delta: -c.delta, owed: true, era: c.era, done: make(chan struct{})})
-	}
-}
-
 // postponeLocked is called with the changes `cs` and their result `err`. It returns the
 // changes whose callers get `err`. The other changes must be tried again. They return to
 // the queue after a delay, or as soon as the Session begins to close. After the Session is
@@ -298,9 +285,6 @@ func (t *Tally) finish(cs []*change, err error) {
 			c.era = t.era
 		}
 		close(c.done)
-		if c.abandoned {
-			t.takeBackLocked(c)
-		}
 	}
 }
 
@@ -453,13 +437,13 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 	doubt := false
 	for {
 		err := t.commit(ctx, inc, op)
-		unknown := session.OutcomeOf(err) == session.Unknown
+		unknown := errors.Is(err, txn.ErrUnknown)
 		doubt = doubt || unknown
 		if doubt && err != nil && !errors.Is(err, session.ErrEnded) {
-			switch written, e := t.look(ctx, inc, own, data, err); {
-			case written || e != nil:
-				err = e
-			case unknown:
+			switch written, e := t.look(ctx, inc, own, data); {
+			case written:
+				err = nil
+			case unknown && e == nil:
 				continue
 			}
 		}
@@ -482,36 +466,24 @@ func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int
 }
 
 // The method `look` finds out whether the write of `data` to the znode of this process, whose
-// present state is `own`, was applied. Its caller has found that the log of the write was deleted or
-// cannot be read. Other processes write this znode too, to end tasks of this process. If another
-// process wrote the same number instead, `look` mistakes that write for this one.
-//
-// If the outcome stays unknown, `look` returns `err`. If it cannot read a znode that this write was
-// to create, it also deletes the znode.
-func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte, err error) (written bool, _ error) {
+// state was `own`, was applied. Its caller has found that the log of the write was deleted or cannot
+// be read. Other processes write this znode too, to end tasks of this process. If another process
+// wrote the same number instead, `look` mistakes that write for this one. If it cannot read a znode
+// that this write was to create, it also deletes the znode.
+func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte) (written bool, err error) {
 	var found []byte
 	var stat *zk.Stat
-	read := func(inc *session.Incarnation) (e error) {
-		found, stat, e = inc.GetFresh(ctx, own.path)
-		return e
-	}
-	var e error
-	if t.keep {
-		e = t.m.During(ctx, read)
-	} else {
-		e = read(inc)
-	}
-	made, gone := own.version < 0, session.IsNoNode(e)
+	err = t.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		found, stat, err = inc.GetFresh(ctx, own.path)
+		return err
+	})
+	made := own.version < 0
 	switch {
-	case e == nil && made, // if another process has ended some of these tasks, the next write fails with BadVersion
-		e == nil && stat.Version == own.version+1 && string(found) == string(data),
-		gone && !made && string(data) == "0": // or another client deleted the znode
-		return true, nil
-	case gone && made, e == nil && stat.Version == own.version:
-		return false, nil
-	case gone, errors.Is(e, session.ErrEnded):
-		return false, e
-	case e != nil && made:
+	case err == nil: // if another process has ended some tasks of a new znode, the next write fails with BadVersion
+		return made || stat.Version == own.version+1 && string(found) == string(data), nil
+	case session.IsNoNode(err): // or another client deleted the znode
+		return !made && string(data) == "0", nil
+	case made:
 		inc.Remove(own.path)
 	}
 	return false, err

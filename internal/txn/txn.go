@@ -32,6 +32,10 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// ErrUnknown means that a transaction may have been applied. Its log cannot show that, for example
+// because another client has deleted the log.
+var ErrUnknown = errors.New("it may have been applied")
+
 // The type `transaction` is a list of operations that are applied together, exactly once.
 type transaction struct {
 	m    *session.Manager
@@ -132,9 +136,9 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 		err = session.CtxErr(ctx)
 	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected),
 		session.OutcomeOf(err) != session.Unknown: // for example, the servers have refused to read the log
-		err = fmt.Errorf("it may have been applied: %v", err) // %v: the caller must not take this error for the answer to its operations
+		err = fmt.Errorf("%w: %v", ErrUnknown, err) // %v: the caller must not take this error for the answer to its operations
 	default:
-		err = fmt.Errorf("it may have been applied: %w", err)
+		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return t.m.BareResponses(t.rs), err
 }
