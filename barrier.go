@@ -118,47 +118,33 @@ func (b *Barrier) Wait(ctx context.Context) error {
 
 // The method `await` does the work of Wait within one session.
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
-	key := conn.WatchKey{Kind: conn.WatchData, Path: inc.Manager.Full(b.path)}
-	// The first read must be fresh, because a server that lags could show a closed barrier as
-	// open.
-	read := inc.GetFresh
+	key := conn.WatchKey{Kind: conn.WatchData, Path: b.s.m.Full(b.path)}
+	read := inc.GetFresh // a server that lags could show a closed barrier as open
 	for {
-		w := inc.Watches.Join(key)
-		data, stat, err := read(ctx, key.Path) // Step 1.
-		read = inc.Get
-		switch {
-		case session.IsNoNode(err): // Step 2.
-			inc.Watches.Leave(w)
-			return nil
-		case err != nil:
-			inc.Watches.Leave(w)
-			return err
-		case session.Unstored(data, stat):
-			inc.Watches.Leave(w)
-			return b.s.m.Mixed(key.Path)
-		case *closed == nil:
-			*closed = stat
-		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
-			// Other processes have opened and closed the barrier between two reads, and the opening
-			// released us.
-			inc.Watches.Leave(w)
-			return nil
-		}
-		if session.IsClosed(w.Fired) {
+		again := false
+		err := inc.EachChange(ctx, key, zk.EventNodeDeleted, func(w *conn.Watch) (over bool, err error) { // Step 3.
+			data, stat, err := read(ctx, key.Path) // Step 1.
+			read = inc.Get
+			switch {
+			case session.IsNoNode(err): // Step 2.
+				return true, nil
+			case err != nil:
+				return false, err
+			case session.Unstored(data, stat):
+				return false, b.s.m.Mixed(key.Path)
+			case *closed == nil:
+				*closed = stat
+			case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
+				return true, nil // between two reads, other processes have opened and closed the barrier, and the opening released us
+			}
 			// Other goroutines share this watch, so it may be older than this call, and its event may
-			// report an opening before the call. The order of the event and the read is unknown. So read
-			// again. If the barrier was opened after the call, and closed again, the znode is a
-			// different one.
-			inc.Watches.Leave(w)
-			continue
-		}
-		err = inc.AwaitFired(ctx, w) // Step 3.
-		inc.Watches.Leave(w)
-		if err != nil {
+			// report an opening before the call. The order of the event and the read is unknown, so read
+			// again. If the barrier was opened after the call, and closed again, its znode is another one.
+			again = session.IsClosed(w.Fired)
+			return again, nil
+		})
+		if err != nil || !again {
 			return err
-		}
-		if w.Event == zk.EventNodeDeleted {
-			return nil
 		}
 	}
 }

@@ -25,7 +25,7 @@ func (inc *Incarnation) AwaitGone(ctx context.Context, path string) error {
 // and the watch w. An error of f ends the wait.
 func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(stat *zk.Stat, w *conn.Watch) error) error {
 	key := conn.WatchKey{Kind: conn.WatchChildren, Path: path}
-	return inc.eachChange(ctx, key, zk.EventNodeDeleted, func(w *conn.Watch) (gone bool, err error) {
+	return inc.EachChange(ctx, key, zk.EventNodeDeleted, func(w *conn.Watch) (gone bool, err error) {
 		_, stat, err := inc.Children(ctx, path)
 		if err == nil {
 			err = f(stat, w)
@@ -37,9 +37,9 @@ func (inc *Incarnation) WhileThere(ctx context.Context, path string, f func(stat
 	})
 }
 
-// eachChange joins the watch of `key`, calls `look`, which reads the znode, and waits until the watch
+// EachChange joins the watch of `key`, calls `look`, which reads the znode, and waits until the watch
 // has fired. It repeats these steps until `look` returns true or an error, or the event is `last`.
-func (inc *Incarnation) eachChange(ctx context.Context, key conn.WatchKey, last zk.EventType, look func(w *conn.Watch) (over bool, err error)) error {
+func (inc *Incarnation) EachChange(ctx context.Context, key conn.WatchKey, last zk.EventType, look func(w *conn.Watch) (over bool, err error)) error {
 	for {
 		w := inc.Watches.Join(key)
 		over, err := look(w)
@@ -59,7 +59,7 @@ func (inc *Incarnation) eachChange(ctx context.Context, key conn.WatchKey, last 
 // before that.
 func (inc *Incarnation) Follow(ctx context.Context, path string, f func(n Node, w *conn.Watch) error) error {
 	for {
-		err := inc.eachChange(ctx, conn.WatchKey{Kind: conn.WatchData, Path: path}, 0, func(w *conn.Watch) (missing bool, err error) {
+		err := inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchData, Path: path}, 0, func(w *conn.Watch) (missing bool, err error) {
 			data, stat, err := inc.Get(ctx, path)
 			if IsNoNode(err) {
 				return true, nil
@@ -123,7 +123,7 @@ func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
 // during the call and has been deleted since.
 func (inc *Incarnation) AwaitMade(ctx context.Context, path string) error {
 	key := conn.WatchKey{Kind: conn.WatchExists, Path: path}
-	return inc.eachChange(ctx, key, zk.EventNodeCreated, func(*conn.Watch) (there bool, err error) {
+	return inc.EachChange(ctx, key, zk.EventNodeCreated, func(*conn.Watch) (there bool, err error) {
 		stat, err := inc.Exists(ctx, path)
 		return stat != nil, err
 	})
