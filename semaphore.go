@@ -72,8 +72,7 @@ type Semaphore struct {
 
 	calm atomic.Bool // the last request behind the gate found its permits free at once, and no attempt without the gate has failed since
 
-	callOff  atomic.Pointer[func()] // if not nil, ends our wait behind the gate, and calls no user code
-	followed *lock.Permits          // the permits that were reported to the tracer; guarded by mu
+	followed *lock.Permits // the permits that were reported to the tracer; guarded by mu
 }
 
 // maxUnits is the greatest limit at which each permit has a znode of its own.
@@ -485,33 +484,6 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	m.s.m.Holds.Add(-1)
 	defer m.s.m.Waiters.Add(-1)
 	defer m.s.m.Holds.Add(1)
-	// The context `settled` ends when this process's permits are lost, because other contenders wait
-	// behind us. It also ends when the gate is lost, because then we are no longer the first.
-	settled, end, rest := session.EndingContext(ctx)
-	defer rest()
-	callOff := func() { end(nil) }
-	defer callOff()
-	defer gate.Loss().AfterFunc(func(error) { callOff() })()
-	defer m.callOff.Store(nil)
-	m.callOff.Store(&callOff)
-	m.mu.Lock()
-	unsettled := m.unsettledLocked()
-	m.mu.Unlock()
-	if unsettled {
-		return nil, errUnsettled // the permits were lost while we waited for the gate
-	}
-	leases, err := m.takeFree(settled, gate, n, wait, ahead)
-	switch ended := err != nil && settled.Err() != nil; {
-	case ended && ctx.Err() == nil:
-		return nil, errUnsettled
-	case ended && errors.Is(err, settled.Err()): // the context `settled` may have ended before ctx
-		return nil, session.CtxErr(ctx)
-	}
-	return leases, err
-}
-
-// takeFree does the work of the method `take`, until ctx ends.
-func (m *Semaphore) takeFree(ctx context.Context, gate *lock.Grant, n int64, wait bool, ahead *lock.Ahead) ([]lock.Permit, error) {
 	inc := gate.Claim.Incarnation
 	for first := true; ; first = false {
 		q, err := m.agree(ctx, inc)
@@ -530,7 +502,7 @@ func (m *Semaphore) takeFree(ctx context.Context, gate *lock.Grant, n int64, wai
 		case err != nil || !free && !wait:
 			return nil, err
 		case !free:
-			if err := m.awaitChange(ctx, q, n, ahead); err != nil { // Step 3.
+			if err := m.awaitChange(ctx, gate, q, n, ahead); err != nil { // Step 3.
 				return nil, err
 			}
 			continue
@@ -556,17 +528,17 @@ func (m *Semaphore) takeFree(ctx context.Context, gate *lock.Grant, n int64, wai
 }
 
 // awaitChange waits for a change of the limit q, or in the set of permits that are out. If n permits
-// are free, it returns at once.
+// are free, it returns at once. It returns errUnsettled if this process loses permits or the gate:
+// other contenders must not wait for us then.
 //
 // A separate listing sets the watch. If the first listing set it, and enough permits were free,
 // our own create request would fire the watch without need.
-func (m *Semaphore) awaitChange(ctx context.Context, q *quota, n int64, ahead *lock.Ahead) error {
+func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota, n int64, ahead *lock.Ahead) error {
 	inc := q.inc
-	w, limit := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases}), inc.Watches.Join(q.watch.Key)
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
 	defer inc.Watches.Leave(w)
-	defer inc.Watches.Leave(limit)
 	names, err := inc.Names(ctx, m.leases)
-	if err != nil || m.weightOfAll(names) <= q.limit-n || limit != q.watch {
+	if err != nil || m.weightOfAll(names) <= q.limit-n {
 		return err
 	}
 	ahead.Set(m.leases, names[0], len(names))
@@ -578,8 +550,22 @@ func (m *Semaphore) awaitChange(ctx context.Context, q *quota, n int64, ahead *l
 		return first, len(names), err
 	}
 	defer ahead.LookWhileWaiting(inc, list)()
+	waiting, end, rest := session.EndingContext(ctx)
+	defer rest()
+	defer end(nil)
+	defer gate.Loss().AfterFunc(end)()
+	if held, err := m.standing(); err == nil {
+		defer held.Ending().AfterFunc(end)()
+	}
 	// A release wakes only us, because all other waiters are at the gate.
-	return inc.AwaitAny(ctx, []*conn.Watch{w, limit}, time.Time{})
+	err = inc.AwaitAny(waiting, []*conn.Watch{w, q.watch}, time.Time{})
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return session.CtxErr(ctx) // `waiting` may have ended before ctx, which has the cause
+	case waiting.Err() != nil:
+		return errUnsettled
+	}
+	return err
 }
 
 // The method `weightOfAll` returns the number of permits that are out, given the names of their
@@ -646,11 +632,6 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 	defer m.mu.Unlock()
 	if m.held == nil {
 		m.held = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit)
-		m.held.Ending().AfterFunc(func(error) {
-			if f := m.callOff.Load(); f != nil {
-				(*f)()
-			}
-		})
 	}
 	a := m.held
 	if a.Stake != s {

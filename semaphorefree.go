@@ -80,9 +80,7 @@ import (
 // caller must not try behind the gate either.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait bool) (a *lock.Permits, over bool, err error) {
 	inc := q.inc
-	w := inc.Watches.Join(q.watch.Key)
-	defer inc.Watches.Leave(w)
-	if w != q.watch || !m.calm.Load() || n > q.limit || m.gate.local.Wanted() {
+	if session.IsClosed(q.watch.Fired) || !m.calm.Load() || n > q.limit || m.gate.local.Wanted() {
 		return nil, false, nil
 	}
 	if !wait {
@@ -103,7 +101,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 	if err == nil {
 		// Between the creation and the listing, another client may have deleted a znode of ours.
 		others, whole := lock.Without(lists[1], lock.PathsOf(leases))
-		if len(lists[0]) > 0 || !whole || m.weightOfAll(others) > q.limit-n || session.IsClosed(w.Fired) {
+		if len(lists[0]) > 0 || !whole || m.weightOfAll(others) > q.limit-n || session.IsClosed(q.watch.Fired) {
 			withdrawn = inc.Remove(lock.PathsOf(leases)...)
 		}
 	}
