@@ -62,8 +62,8 @@ type Once struct {
 //     watch fires, the process knows without a request that the Once is complete. If there is no
 //     mark, leave a watch on its creation.
 //  2. Enter the line. Wait for our turn or for the mark, whichever comes first.
-//  3. In our turn, look for the mark again. This is not necessary if no contender was ever
-//     ahead and the watch shows that there is still no mark. Then run the function.
+//  3. In our turn, look for the mark again, unless the watch shows that there is still no mark. Then
+//     run the function.
 //  4. Create the mark and leave the line in one transaction. The transaction succeeds only if
 //     it is still our turn.
 //
@@ -145,11 +145,11 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 		return g.data, o.fail("do", err)
 	}
 	defer g.leave()
-	ctx, h, first, err := o.enter(ctx, g) // Step 2.
+	ctx, h, err := o.enter(ctx, g) // Step 2.
 	if err != nil {
 		return nil, o.fail("do", err)
 	}
-	if !first || !g.lastsFor(h) { // Step 3.
+	if !g.lastsFor(h) { // Step 3.
 		lapse := h.Claim.Incarnation.Lapse()
 		g, e := o.mark.look(ctx, o.valued)
 		g.leave()
@@ -240,15 +240,15 @@ func (g sight) leave() {
 	}
 }
 
-// lastsFor reports whether it is certain that no mark exists while h holds. The caller knows
-// that no other contender was in the line when h entered.
+// lastsFor reports whether it is certain that no mark exists while h holds, and the turn of h has
+// come.
 //
-// Argument: the read that found no mark came before the listing that showed h to be the first
-// contender. The reply to this listing has arrived, and the watch of g is armed and has
-// not fired. On one connection, an event arrives before every reply that shows the change or a
-// later state. On a new connection, the client sets the watch again before all calls, and a missed
-// event fires it. So no mark existed at the time of the listing. While h's znode exists, all other
-// contenders are behind h, so no other process creates a mark.
+// Argument: a Do creates the mark in the transaction that deletes its znode, and before that
+// deletion. The listing or the event that has shown h to be the first contender has arrived, and the
+// watch of g is armed and has not fired. On one connection, an event arrives before every event and
+// reply that shows a later state. On a new connection, the client sets the watch again before all
+// calls, and a missed event fires it. So no contender ahead of h has created a mark. While h's znode
+// exists, all other contenders are behind h, so no other process creates a mark.
 func (g sight) lastsFor(h *lock.Grant) bool {
 	return g.inc == h.Claim.Incarnation && g.inc.Watches.Stands(g.w)
 }
@@ -329,20 +329,16 @@ func (k *mark) remember(g sight) {
 // errMarked means that the mark was created while we waited, or while our function ran.
 var errMarked = errors.New("the mark has been made")
 
-// The method `enter` waits for our turn. If the mark is created first, it returns errMarked.
-//
-// It waits for the mark too if a contender is ahead, because only such a contender creates the
-// mark. The read that sets the watch finds a mark that was created earlier. The result `first` is
-// true if no contender was ever ahead.
-func (o *Once) enter(ctx context.Context, none sight) (_ context.Context, h *lock.Grant, first bool, err error) {
+// The method `enter` waits for our turn. If the mark is created first, it returns errMarked. It
+// waits for the mark too if a contender is ahead, because only such a contender creates the mark.
+func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Grant, error) {
 	_, op := o.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "once", Name: "do", Path: o.path})
 	wait, cancel := context.WithCancelCause(ctx)
+	var first sync.Once
 	var watching sync.WaitGroup
-	first = true
 	var behind lock.Ahead
 	place := lock.Place{Line: &o.line, Behind: &behind, Waits: func() {
-		if first {
-			first = false
+		first.Do(func() {
 			watching.Add(1)
 			o.s.m.Spawn(func() {
 				defer watching.Done()
@@ -350,7 +346,7 @@ func (o *Once) enter(ctx context.Context, none sight) (_ context.Context, h *loc
 					cancel(errMarked)
 				}
 			})
-		}
+		})
 	}}
 	p, err := place.Take(wait)
 	place.Leave() // if `wait` has ended
@@ -360,17 +356,17 @@ func (o *Once) enter(ctx context.Context, none sight) (_ context.Context, h *loc
 	case err == nil:
 		// The mark may have been created at the same instant. Step 3 finds it.
 		g := p.Grant("do")
-		return op.got(ctx, g), g, first, nil
+		return op.got(ctx, g), g, nil
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case errors.Is(err, errMarked):
 		op.endSpan(nil) // the mark exists, so the wait has no error
-		return nil, nil, false, errMarked
+		return nil, nil, errMarked
 	}
 	b := behind.Now()
 	err = waitEnded(ctx, o.s.m, err, op.began, headContender(b, ModeExclusive), b.Place)
 	op.end(err)
-	return nil, nil, false, err
+	return nil, nil, err
 }
 
 // The method `write` creates the mark and leaves the line (step 4). It remembers the mark, so
