@@ -182,7 +182,10 @@ func (t *Tally) Count(ctx context.Context) (total int, err error) {
 				break
 			}
 		}
-		total = sumOf(as)
+		total = 0
+		for _, a := range as {
+			total += a.count
+		}
 		return err
 	})
 	return total, err
@@ -378,34 +381,102 @@ func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	t.mu.Unlock()
 	t.finish(repaid, nil)
 	for len(*batch) > 0 {
-		sum := 0
-		for _, c := range *batch {
-			sum += c.delta
-		}
-		if t.own.count+sum >= 0 { // Step 3.
-			switch err := t.writeOwn(ctx, inc, t.own.count+sum); {
-			case err == nil:
-				t.finish(*batch, nil)
-				*batch = nil
-			case session.IsNoNode(err), session.IsBadVersion(err):
-				// Another process has ended tasks of this process.
-				if t.own.path != "" {
-					as, err := readTasks(ctx, inc, []string{t.own.path})
-					if err != nil {
-						return err
-					}
-					t.setOwn(inc, append(as, openTasks{})[0])
-				}
-			default:
+		fits, left, others := *batch, []*change(nil), []openTasks(nil)
+		var err error
+		if t.own.count+sumOf(fits) < 0 { // Steps 4 and 5.
+			if fits, left, others, err = t.fit(ctx, inc, batch); err != nil {
 				return err
 			}
-			continue
 		}
-		if err := t.reach(ctx, inc, batch); err != nil {
+		sum := sumOf(fits)
+		if t.own.count+sum >= 0 { // Step 3.
+			err = t.writeOwn(ctx, inc, t.own.count+sum)
+		} else {
+			var ended int
+			if ended, err = t.writeOthers(ctx, inc, others, -sum); err == nil && ended < -sum {
+				// The transaction had no room for more znodes. Additions come first.
+				fits = slices.DeleteFunc(fits, func(c *change) bool {
+					k := min(-c.delta, ended)
+					if ended -= k; k == -c.delta {
+						return false
+					}
+					c.delta += k
+					left = append(left, c)
+					return true
+				})
+			}
+		}
+		switch {
+		case err == nil:
+			t.finish(fits, nil)
+			*batch = left
+		case !session.IsNoNode(err) && !session.IsBadVersion(err):
 			return err
+		case others == nil && t.own.path != "": // another process has ended tasks of this process
+			as, err := readTasks(ctx, inc, []string{t.own.path})
+			if err != nil {
+				return err
+			}
+			t.setOwn(inc, append(as, openTasks{})[0])
 		}
 	}
 	return nil
+}
+
+// The method `fit` returns the changes for which all sessions together have enough open tasks,
+// the other changes, and the znodes of other sessions. If there are too few tasks even for one
+// change, all changes fail, except for an owed change, whose caller gets no error: it is reduced to
+// the open tasks, because other processes have ended the others.
+func (t *Tally) fit(ctx context.Context, inc *session.Incarnation, batch *[]*change) (fits, left []*change, others []openTasks, err error) {
+	all, err := t.read(ctx, inc, inc.NamesFresh)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var own openTasks
+	total := 0
+	others = []openTasks{} // not nil
+	for _, a := range all {
+		if total += a.count; a.path == t.own.path {
+			own = a
+		} else {
+			others = append(others, a)
+		}
+	}
+	t.setOwn(inc, own)
+	// Additions come first, then the changes that end the fewest tasks.
+	slices.SortStableFunc(*batch, func(a, b *change) int { return cmp.Compare(b.delta, a.delta) })
+	sum := total
+	for _, c := range *batch {
+		if sum+c.delta >= 0 {
+			sum += c.delta
+			fits = append(fits, c)
+		} else {
+			left = append(left, c)
+		}
+	}
+	if len(fits) > 0 {
+		return fits, left, others, nil
+	}
+	// The znodes were read one after another. Perhaps there was no instant at which all of them had
+	// these numbers. If a second read finds the same numbers and versions, all znodes had them when
+	// the first read ended.
+	again, err := t.read(ctx, inc, inc.Names)
+	if err != nil || !slices.Equal(all, again) {
+		return nil, *batch, others, err
+	}
+	t.mu.Lock()
+	left = slices.DeleteFunc(left, func(c *change) bool {
+		owed := c.owed && total > 0
+		if owed {
+			c.delta, total = -total, 0
+			fits = append(fits, c)
+		}
+		return owed
+	})
+	t.mu.Unlock()
+	t.finish(left, ErrNegativeCounter)
+	*batch = fits
+	return fits, nil, others, nil
 }
 
 // writeOwn sets the number of open tasks of this process to `next`. It returns NoNode or
@@ -503,108 +574,6 @@ func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) er
 	return err
 }
 
-// The method `reach` applies the changes for which all sessions together have enough open
-// tasks (steps 4 and 5). If there are too few tasks even for one change, all changes fail,
-// except for the change that `curtail` reduces. If another process writes the znodes first,
-// `reach` does nothing.
-func (t *Tally) reach(ctx context.Context, inc *session.Incarnation, batch *[]*change) error {
-	all, err := t.read(ctx, inc, inc.NamesFresh)
-	if err != nil {
-		return err
-	}
-	others := slices.Clone(all)
-	if t.own.path != "" {
-		var own openTasks
-		others = slices.DeleteFunc(others, func(a openTasks) bool {
-			if a.path == t.own.path {
-				own = a
-			}
-			return a.path == t.own.path
-		})
-		t.setOwn(inc, own)
-	}
-	// Additions come first, then the changes that end the fewest tasks.
-	fits, total := []*change(nil), sumOf(all)
-	left := slices.Clone(*batch)
-	slices.SortStableFunc(left, func(a, b *change) int { return cmp.Compare(b.delta, a.delta) })
-	sum := 0
-	left = slices.DeleteFunc(left, func(c *change) bool {
-		ok := total+sum+c.delta >= 0
-		if ok {
-			sum += c.delta
-			fits = append(fits, c)
-		}
-		return ok
-	})
-	switch {
-	case len(fits) == 0:
-		// The znodes were read one after another. Perhaps there was no instant at which all
-		// of them had these numbers. If a second read finds the same numbers and versions,
-		// all znodes had them when the first read ended.
-		again, err := t.read(ctx, inc, inc.Names)
-		if err != nil || !slices.Equal(all, again) {
-			return err
-		}
-		var rest []*change
-		*batch, rest = t.curtail(left, total)
-		t.finish(rest, ErrNegativeCounter)
-		return nil
-	case t.own.count+sum >= 0:
-		err = t.writeOwn(ctx, inc, t.own.count+sum)
-	default:
-		var ended int
-		ended, err = t.writeOthers(ctx, inc, others, -sum)
-		if err == nil && ended < -sum {
-			var rest []*change
-			fits, rest = t.divide(fits, ended)
-			left = append(rest, left...)
-		}
-	}
-	switch {
-	case err == nil:
-		t.finish(fits, nil)
-		*batch = left
-	case session.IsNoNode(err), session.IsBadVersion(err):
-		return nil
-	}
-	return err
-}
-
-// The method `curtail` is called with changes that each end more tasks than are open. It reduces
-// the first owed change, whose caller gets no error, to the open tasks: other processes have
-// ended the others. The changes in the result `rest` fail.
-func (t *Tally) curtail(cs []*change, total int) (owed, rest []*change) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, c := range cs {
-		if !c.owed || total == 0 {
-			rest = append(rest, c)
-			continue
-		}
-		c.delta, total = -total, 0
-		owed = append(owed, c)
-	}
-	return owed, rest
-}
-
-// The method `divide` is called after a transaction that had no room for more znodes, and ended
-// fewer tasks than the changes `cs` require. The result `made` has the complete changes, and
-// `rest` the others, reduced to the tasks that they must still end.
-func (t *Tally) divide(cs []*change, ended int) (made, rest []*change) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, c := range cs { // additions come first
-		k := min(-c.delta, ended)
-		if ended -= k; k == -c.delta {
-			made = append(made, c)
-			continue
-		}
-		c.delta += k
-		rest = append(rest, c)
-	}
-	return made, rest
-}
-
 // writeOthers ends `n` open tasks: all tasks of this process, and then tasks of the znodes
 // in `others`. It returns the number of ended tasks. That number is less than `n` if the
 // znodes do not fit into one transaction.
@@ -673,10 +642,9 @@ func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([
 	return as, nil
 }
 
-func sumOf(as []openTasks) int {
-	n := 0
-	for _, a := range as {
-		n += a.count
+func sumOf(cs []*change) (n int) {
+	for _, c := range cs {
+		n += c.delta
 	}
 	return n
 }
