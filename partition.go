@@ -111,7 +111,8 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 		p: p, f: f, id: id, shards: shards,
 		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
 		plan:  NewValue[map[string]string](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
-		mine:  make(map[string]*shardRun),
+		mine:  make(map[string]context.CancelCauseFunc),
+		turns: make(map[string]chan struct{}),
 	}
 	// If the shards of this member exceeded the size of a plan, no process could store a plan, and
 	// every Run would fail.
@@ -153,16 +154,10 @@ type partitioning struct {
 	shards []string // the sorted shards that this process names
 
 	// Only the method `run` uses the fields below.
-	mine  map[string]*shardRun // shards that this process owns or waits for, by their names
-	wants map[string][]string  // shards of each member, as last received; nil before the first event
-	told  map[string]string    // owners of the shards in the plan, as last received; nil without a plan
-}
-
-// A shardRun is the work on one shard that the plan gives to this process.
-type shardRun struct {
-	ctx   context.Context // ends when this process must release the shard
-	stop  context.CancelCauseFunc
-	ended chan struct{} // closed when the shard has been released
+	mine  map[string]context.CancelCauseFunc // by shard that the plan gives to this process: makes it release the shard
+	turns map[string]chan struct{}           // by shard: has a token while this process owns the shard or waits for it
+	wants map[string][]string                // shards of each member, as last received; nil before the first event
+	told  map[string]string                  // owners of the shards in the plan, as last received; nil without a plan
 }
 
 // The method `run` follows the group and the plan until ctx ends or a call fails. When `run`
@@ -261,29 +256,26 @@ func (r *partitioning) replan(ctx context.Context) error {
 // this process does not name. That shard has no owner until the plan fits.
 func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *sync.WaitGroup, report func(error)) {
 	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
-		run := r.mine[shard]
 		if now[shard] != r.id {
-			run.stop(ErrNotLocked)
-		}
-		if session.IsClosed(run.ended) {
+			r.mine[shard](ErrNotLocked)
 			delete(r.mine, shard)
 		}
 	}
 	for _, shard := range slices.Sorted(maps.Keys(now)) {
 		_, named := slices.BinarySearch(r.shards, shard)
-		former := r.mine[shard]
-		if now[shard] != r.id || !named || former != nil && former.ctx.Err() == nil {
+		if now[shard] != r.id || !named || r.mine[shard] != nil {
 			continue
 		}
+		if r.turns[shard] == nil {
+			r.turns[shard] = make(chan struct{}, 1)
+		}
 		owned, stop := context.WithCancelCause(ctx)
-		run := &shardRun{ctx: owned, stop: stop, ended: make(chan struct{})}
-		r.mine[shard] = run
+		r.mine[shard] = stop
+		turn := r.turns[shard]
 		runs.Go(func() {
-			defer close(run.ended)
+			turn <- struct{}{} // waits for an earlier call; the lock would be enough, except after a lost session
+			defer func() { <-turn }()
 			defer stop(nil)
-			if former != nil {
-				<-former.ended // necessary only after a lost session; in other cases, the lock would be enough
-			}
 			err := errors.New("the function ended its goroutine; see runtime.Goexit") // err keeps this value if the method `own` does not return
 			defer func() {
 				if err != nil && owned.Err() == nil {
