@@ -56,17 +56,11 @@ type Schedule struct {
 	refused error        // means that the servers refuse to record the result of a run of this Schedule
 	skew    atomic.Int64 // nanoseconds that are added to the clock of this process; 0 except in tests
 
-	mu    sync.Mutex
-	done  time.Time // the last instant that was done, as far as this process has read; guarded by mu
-	pause pause     // time of the next attempt; guarded by mu
-}
-
-// The type `pause` is the time between two attempts of one instant.
-type pause struct {
-	at       time.Time // the instant
-	attempts int       // number of attempts that have failed
-	length   time.Duration
-	seen     time.Time // when this process learned of the last failure, by the monotonic clock
+	mu      sync.Mutex
+	done    time.Time       // the last instant that was done, as far as this process has read; guarded by mu
+	failure ScheduleFailure // the last failure for which pauseLeft has set the next two fields; guarded by mu
+	pause   time.Duration   // from this failure to the next attempt; guarded by mu
+	seen    time.Time       // when this process learned of this failure, by the monotonic clock; guarded by mu
 }
 
 // A Timetable is a list of instants: Next returns the first one after t, or the zero time if there
@@ -96,10 +90,7 @@ const (
 
 // String returns "latest", "skip" or "all".
 func (p MissedPolicy) String() string {
-	if p < MissedLatest || p > MissedAll {
-		return "unknown"
-	}
-	return [...]string{"latest", "skip", "all"}[p]
+	return nameOf(p, "MissedPolicy", "latest", "skip", "all")
 }
 
 // WithMissed chooses what happens to an instant that no process ran, because all were down or busy,
@@ -637,10 +628,10 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.pause.at.Equal(at) || c.pause.attempts != attempts {
-		c.pause = pause{at, attempts, c.backoff.Delay(attempts), time.Now()}
+	if !c.failure.At.Equal(at) || c.failure.Attempts != attempts {
+		c.failure, c.pause, c.seen = r.ScheduleFailure, c.backoff.Delay(attempts), time.Now()
 	}
-	return min(c.pause.length-time.Since(c.pause.seen), r.Failed.Add(c.pause.length).Sub(c.now()))
+	return min(c.pause-time.Since(c.seen), r.Failed.Add(c.pause).Sub(c.now()))
 }
 
 // The method `now` returns the time of the wall clock, for comparisons with the clocks of other
