@@ -67,16 +67,13 @@ type Semaphore struct {
 
 	mu        sync.Mutex
 	held      *lock.Permits // permits of this process, also lost permits until their release; guarded by mu
-	freed     chan struct{} // if not nil, closed when held becomes nil; guarded by mu
+	freed     chan struct{} // closed when held becomes nil; guarded by mu
 	functions atomic.Int64  // number of functions of Do that are running
 
 	calm atomic.Bool // the last request behind the gate found its permits free at once, and no attempt without the gate has failed since
 
 	followed *lock.Permits // the permits that were reported to the tracer; guarded by mu
 }
-
-// maxUnits is the greatest limit at which each permit has a znode of its own.
-const maxUnits = 1000
 
 // A client acquires permits like Curator and kazoo, but several permits at a time:
 //
@@ -125,8 +122,8 @@ func (m *Semaphore) Acquire(ctx context.Context, n int64) error {
 	return opError("acquire", m.path, err)
 }
 
-// The method `acquired` acquires n permits, and reports them to observers. The context that it
-// returns is for the work with the permits.
+// The method `acquired` does the work of Acquire. The returned context is for the work with the
+// permits.
 func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a *lock.Permits, err error) {
 	if err := m.check(ctx, n); err != nil {
 		return ctx, nil, err
@@ -232,16 +229,14 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if a, over, err := m.acquireAtOnce(ctx, q, n, wait); a != nil || over || err != nil {
 			return a, err
 		}
+		var gate *lock.Grant
 		if wait { // Step 1.
-			if err := m.gate.lock(ctx); err != nil {
-				return nil, err
-			}
-		} else if ok, err := m.gate.tryLock(ctx); !ok {
-			return nil, err
+			_, gate, err = m.gate.acquire(ctx, &m.gate.local, lock.Exclusive, false)
+		} else {
+			gate, err = m.gate.local.try(ctx, lock.Exclusive)
 		}
-		gate, _, err := m.gate.current(&m.gate.local, nil)
-		if err != nil {
-			return nil, err // impossible: no other code unlocks our gate
+		if gate == nil || err != nil {
+			return nil, err
 		}
 		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
 		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
@@ -250,18 +245,13 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		inc := gate.Claim.Incarnation
 		lapse := inc.Lapse()
 		m.s.m.GiveUp(ctx, m.gate.unlock) // a loss of the gate does not affect the permits: their transaction proved that we had it
-		if err == nil && leases == nil {
-			return nil, nil
-		}
-		if err == nil {
-			var a *lock.Permits
-			if a, err = m.keep(ctx, inc, lapse, leases, n); err == nil {
-				return a, nil
-			}
+		var a *lock.Permits
+		if leases != nil && err == nil {
+			a, err = m.keep(ctx, inc, lapse, leases, n)
 		}
 		// A waiter continues in the next session, or at another place in the line.
 		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
-			return nil, err
+			return a, err
 		}
 	}
 }
@@ -277,9 +267,6 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 		if !m.unsettledLocked() {
 			m.mu.Unlock()
 			return true, nil
-		}
-		if m.freed == nil {
-			m.freed = make(chan struct{})
 		}
 		freed, held := m.freed, m.held // not held.Left(), which is closed even if the program never releases the permits
 		m.mu.Unlock()
@@ -307,21 +294,18 @@ type quota struct {
 	limit   int64
 	version int32 // of the znode at the path
 	inc     *session.Incarnation
-	watch   *conn.Watch // joined before the read
-	leave   func()      // leaves the watch
+	watch   *conn.Watch
+	leave   func() // leaves the watch
 }
 
-// The method `agree` returns the stored limit. If no limit is stored, it stores ours. It returns
-// ErrInvalid if the stored limit differs from ours, and no process has resized the semaphore. It
-// sends no request while the watch of an earlier read stands.
+// The method `agree` returns the stored limit, see `read`. If no limit is stored, it stores ours.
+// It sends no request while the watch of an earlier read stands.
 func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (*quota, error) {
 	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
-		// Join returns the same watch as before, unless that watch has fired.
-		if q := m.known.Load(); q != nil && q.watch == w {
-			inc.Watches.Leave(w)
+		if q := m.known.Load(); q != nil && q.inc == inc && !session.IsClosed(q.watch.Fired) {
 			return q, nil
 		}
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
 		err := inc.VetHere(ctx, m.root)
 		var limit int64
 		var stat *zk.Stat
@@ -353,9 +337,9 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (*quota
 	}
 }
 
-// The method `read` reads the stored limit, and writes nothing. The limit is 0 if none is stored,
-// and stat is nil if there is no znode. The error is ErrInvalid if NewSemaphore named another limit
-// and no process has resized the semaphore.
+// The method `read` reads the stored limit. The limit is 0 if none is stored, and stat is nil if
+// there is no znode. The error is ErrInvalid if the limit differs from ours, and no process has
+// resized the semaphore.
 func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func(context.Context, string) ([]byte, *zk.Stat, error)) (limit int64, stat *zk.Stat, err error) {
 	data, stat, err := get(ctx, m.root)
 	switch {
@@ -382,9 +366,8 @@ func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func
 	return limit, stat, nil
 }
 
-// The method `stored` returns the data for a limit: the number, and a mark, without which another
-// primitive could mistake the container for a znode that the servers never remove. With
-// LayoutKazoo, the znode is persistent, and the data are only the number.
+// The method `stored` returns the data for a limit: the number and, except in the persistent znode of
+// LayoutKazoo, a mark. Without it, another primitive could take the container for a lasting znode.
 func (m *Semaphore) stored(limit int64) []byte {
 	data := strconv.AppendInt(nil, limit, 10)
 	if m.layout == LayoutKazoo {
@@ -568,15 +551,14 @@ func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota,
 	return err
 }
 
-// The method `weightOfAll` returns the number of permits that are out, given the names of their
-// znodes. The number can exceed the limit: other programs may count in another way, or Resize may
-// have lowered the limit.
+// The method `weightOfAll` returns the number of permits that are out. It can exceed the limit:
+// other programs may count in another way, or Resize may have lowered the limit.
 func (m *Semaphore) weightOfAll(names []string) int64 {
 	return lock.CountPermits(names, m.layout == LayoutKazoo)
 }
 
 // The method `heavy` reports whether, with this limit, all permits of one Acquire share one znode.
-func (m *Semaphore) heavy(limit int64) bool { return limit > maxUnits && m.layout != LayoutKazoo }
+func (m *Semaphore) heavy(limit int64) bool { return limit > 1000 && m.layout != LayoutKazoo }
 
 // leasesDir returns the parent of the permits' znodes. With LayoutKazoo, it is the znode of the
 // limit.
@@ -606,11 +588,11 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 
 // The method `keep` adds new permits to the permits of this process. While this process has not
 // released its lost permits, `keep` releases the new permits and returns errUnsettled. It does not
-// wait for that release, because other contenders wait, and the release may come an hour later.
+// wait: other contenders wait, and that release may come an hour later.
 //
-// The release of the gate and the confirmation of the session can take an outage. The argument
-// `lapse` began before both. If another client has deleted a znode of ours since, a
-// third client may have its permits, and the error is ErrVanished.
+// The argument `lapse` began before the release of the gate and the confirmation of the session. If
+// an outage came between, and another client has deleted a znode of ours, a third client may have
+// its permits. Then the error is ErrVanished.
 func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse session.Lapse, leases []lock.Permit, n int64) (*lock.Permits, error) {
 	s, err := inc.Stake(ctx)
 	if err == nil && lapse.Outage() {
@@ -631,7 +613,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held == nil {
-		m.held = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit)
+		m.held, m.freed = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit), make(chan struct{})
 	}
 	a := m.held
 	if a.Stake != s {
@@ -644,6 +626,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 		}
 		if a.Held() == 0 { // these are the first permits, and the session ended before Add
 			m.held = nil
+			close(m.freed)
 		}
 		if inc.Ctx.Err() != nil {
 			return nil, session.ErrEnded
@@ -695,8 +678,8 @@ func (m *Semaphore) Release(n int64) (err error) {
 	return m.releaseOf(nil, n, nil)
 }
 
-// releaseOf releases n permits of the held permits. Only Do passes its permits `a` and its function
-// f. If `a` has fewer than n permits, releaseOf releases all of them and returns ErrNotLocked.
+// releaseOf releases n permits. Only Do passes its permits `a` and its function f. If `a` has fewer
+// than n permits, releaseOf releases all of them and returns ErrNotLocked.
 func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) error {
 	rest := a != nil
 	m.mu.Lock()
@@ -715,10 +698,7 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) err
 	left, r, lost := a.Release(min(n, a.Held()), f)
 	if !left {
 		m.held = nil
-		if m.freed != nil {
-			close(m.freed)
-			m.freed = nil
-		}
+		close(m.freed)
 	}
 	m.mu.Unlock()
 	if lost != nil {
@@ -773,7 +753,6 @@ func (m *Semaphore) Token(ctx context.Context) (token int64, err error) {
 	return a.Token(ctx)
 }
 
-// The method `standing` returns the permits that m holds.
 func (m *Semaphore) standing() (*lock.Permits, error) {
 	if m.misuse() != nil {
 		return nil, m.misuse()
@@ -811,13 +790,12 @@ func (m *Semaphore) Contenders(ctx context.Context) (out []Contender, err error)
 	return append(out, waiting...), nil
 }
 
-// The method `op` describes a wait for n permits.
 func (m *Semaphore) op(n int64) Op {
 	return Op{Kind: OpAcquire, Primitive: "semaphore", Name: "acquire", Path: m.path, Count: int(n)}
 }
 
-// The method `observe` reports the hold of m to the tracer, once, and returns the context of the
-// hold. All permits of m are one hold, because a Release does not show which permit ends.
+// The method `observe` reports the hold of m to the tracer, once, and returns the hold's context.
+// All permits of m are one hold, because a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
 	if a == nil || m.s.tracer == nil {
 		return ctx
@@ -833,13 +811,11 @@ func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Contex
 	op.Kind = OpHold
 	ctx, hold := m.s.begin(ctx, op)
 	m.s.m.Spawn(func() {
-		// After a loss and a release, either channel may end the wait. In both cases, `end` must report
-		// the loss.
 		select {
 		case <-a.Ending().Done():
 		case <-a.Left():
 		}
-		hold.end(a.Loss())
+		hold.end(a.Loss()) // the loss, whichever channel has ended the wait
 	})
 	return ctx
 }

@@ -10,10 +10,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file acquires free permits without the gate, in one round trip. semaphore.go has the usual
-// way, with the gate.
-//
-// The client sends three requests together:
+// This file acquires free permits without the gate, in one round trip. The client sends three
+// requests together:
 //
 //  1. Create the znodes of the permits, in one transaction that checks the version of the limit.
 //  2. List the gate.
@@ -50,16 +48,14 @@ import (
 //     that, and clients of kazoo and Curator hold the lock of the gate. So H's listing of the
 //     gate showed G's znode, and H did not acquire its permits.
 //
-// Case 2 needs the order of steps 2 and 3. If H listed the permits first, G could create its
-// znodes and leave the gate between H's listings. H would not count G's permits, and would find
-// the gate empty. So if H must repeat step 2, H repeats step 3 after it: see the field Also of
-// session.Creation.
+// Case 2 needs the order of steps 2 and 3: otherwise, G could create its znodes and leave the gate
+// between H's listings. So if H must repeat step 2, H repeats step 3 after it: see the field Also
+// of session.Creation.
 //
 // The limit is constant during the three steps: the watch of its read has not fired when the last
 // reply arrives, and a server sends the event of a watch before any reply that shows the change or
-// a later state. To check the version of the limit in step 1 is not enough. A client could lower
-// the limit after the transaction, and then another client could release a permit. The count in
-// step 3 would not exceed the old limit, but the old limit no longer applies.
+// a later state. The check in step 1 is not enough: a client could lower the limit after it, and
+// then another client could release a permit before step 3.
 //
 // # Order
 //
@@ -76,8 +72,7 @@ import (
 // once.
 
 // acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
-// the attempt failed. The result `over` can be true only if `wait` is false. If it is true, the
-// caller must not try behind the gate either.
+// the attempt failed. If `over` is true, a caller that does not wait must not try the gate either.
 func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait bool) (a *lock.Permits, over bool, err error) {
 	inc := q.inc
 	if session.IsClosed(q.watch.Fired) || !m.calm.Load() || n > q.limit || m.gate.local.Wanted() {
