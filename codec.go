@@ -15,17 +15,23 @@ type Codec interface {
 }
 
 var (
-	JSON      Codec = codec.JSON{}      // encoding/json, the default; a string that is not UTF-8 is ErrInvalid
-	Gob       Codec = codec.Gob{}       // encoding/gob, which stores each value with its type; register each type that an interface contains
-	Raw       Codec = codec.Raw{}       // stores []byte and string unchanged, and no other type; an `any` must contain a []byte
-	BigEndian Codec = codec.BigEndian{} // Curator's integers, the highest byte first: int64 in 8 bytes, int32 (SharedCount, DistributedAtomicInteger) in 4
+	JSON      Codec = codec.JSON      // encoding/json, the default; a string that is not UTF-8 is ErrInvalid
+	Gob       Codec = codec.Gob       // encoding/gob, which stores each value with its type; register each type that an interface contains
+	Raw       Codec = codec.Raw       // stores []byte and string unchanged, and no other type; an `any` must contain a []byte
+	BigEndian Codec = codec.BigEndian // Curator's integers, the highest byte first: int64 in 8 bytes, int32 (SharedCount, DistributedAtomicInteger) in 4
 )
 
-// A CodecOption is both a [QueueOption] and a [ValueOption].
-type CodecOption struct{ codec Codec }
+// A CodecOption is a [QueueOption], a [GroupOption] and a [ValueOption].
+type CodecOption interface {
+	QueueOption
+	GroupOption
+	ValueOption
+}
 
 // WithCodec chooses how values become bytes. The default is [JSON].
-func WithCodec(c Codec) CodecOption { return CodecOption{c} }
+func WithCodec(c Codec) CodecOption {
+	return checked(func(s *setup) { s.codec = c }, c != nil, "WithCodec(nil): the codec is nil")
+}
 
 // A ValueOption changes a Value, Map, Int64, Flight, OnceValue or OnceValues.
 type ValueOption interface{ applyValue(*setup) }
@@ -34,15 +40,6 @@ func valueSetup(opts []ValueOption) setup {
 	c := setup{codec: JSON}
 	session.ApplyEach("value", opts, &c.err, func(o ValueOption) { o.applyValue(&c) })
 	return c
-}
-
-func (o CodecOption) applyQueue(c *setup) { o.applyValue(c) }
-func (o CodecOption) applyGroup(c *setup) { o.applyValue(c) }
-
-func (o CodecOption) applyValue(c *setup) {
-	if c.codec = o.codec; o.codec == nil {
-		c.err = session.Invalid("WithCodec(nil): the codec is nil")
-	}
 }
 
 // The function `decoded` decodes stored bytes. If it fails, the error contains the number of

@@ -38,7 +38,7 @@ func NewInt64(s *Session, path string, opts ...ValueOption) *Int64 {
 	n := new(Int64)
 	n.v.init(s, path, opts)
 	if n.v.codec == JSON {
-		n.v.codec = codec.JSON{NotNull: true}
+		n.v.codec = codec.Number
 	}
 	return n
 }

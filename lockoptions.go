@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -10,12 +11,14 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the options of locks, elections and groups, the layouts, and `setup`, which has the
-// options of every primitive. queueoptions.go has the other options of a Queue, and options.go has
-// the options of a Session.
+// This file has the options of locks, elections and groups, the layouts, and `setup`, which has all
+// options. queueoptions.go has the other options of a Queue, and options.go those of a Session.
 
-// A setup has the options of a primitive. Each primitive uses only some of the fields.
+// A setup has the options of a Session or of a primitive, which uses only some of the fields.
 type setup struct {
+	conf   *session.Config // of a Session
+	tracer Tracer
+
 	handoffs int
 	retain   time.Duration // 0 without retention
 	layout   Layout
@@ -68,10 +71,22 @@ type ElectionOption interface{ applyElection(*setup) }
 // An option is an option of any primitive. The result type of its constructor says of which ones.
 type option func(*setup)
 
+// The function `checked` returns an option that calls set. If ok is false, the option fails with
+// the reason.
+func checked(set func(*setup), ok bool, reason string, args ...any) option {
+	return func(c *setup) {
+		if !ok {
+			c.err = session.Invalid(reason, args...)
+		}
+		set(c)
+	}
+}
+
 func (o option) applyLock(c *setup)     { o(c) }
 func (o option) applyGroup(c *setup)    { o(c) }
 func (o option) applyElection(c *setup) { o(c) }
 func (o option) applyQueue(c *setup)    { o(c) }
+func (o option) applyValue(c *setup)    { o(c) }
 
 // electionBases has the base in the names of candidates' znodes, by layout.
 var electionBases = map[Layout]string{
@@ -100,13 +115,9 @@ func newSetup(opts []LockOption) setup {
 // With 0, every goroutine has its own place in the line, in the order of arrival across all
 // processes.
 func WithHandoffs(n int) LockOption {
-	return option(func(c *setup) {
-		c.notElection, c.notGroup = "WithHandoffs", "WithHandoffs"
-		if n < 0 {
-			c.err = session.Invalid("WithHandoffs(%d): must not be negative", n)
-		}
-		c.handoffs = n
-	})
+	return checked(func(c *setup) {
+		c.handoffs, c.notElection, c.notGroup = n, "WithHandoffs", "WithHandoffs"
+	}, n >= 0, "WithHandoffs(%d): must not be negative", n)
 }
 
 // WithRetention makes Unlock retain the place in the line for up to d, while no other contender
@@ -119,13 +130,9 @@ func WithHandoffs(n int) LockOption {
 // held lock. A hold is as safe as without retention. A Session retains at most 128 places;
 // meanwhile, it sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
 func WithRetention(d time.Duration) LockOption {
-	return option(func(c *setup) {
-		c.notElection, c.notGroup = "WithRetention", "WithRetention"
-		if d <= 0 {
-			c.err = session.Invalid("WithRetention(%v): must be positive", d)
-		}
-		c.retain = d
-	})
+	return checked(func(c *setup) {
+		c.retain, c.notElection, c.notGroup = d, "WithRetention", "WithRetention"
+	}, d > 0, "WithRetention(%v): must be positive", d)
 }
 
 // WithLayout sets the znode names, to share the path with programs of another library. All
@@ -135,29 +142,15 @@ func WithLayout(l Layout) LockOption {
 	return option(func(c *setup) { c.layout = l })
 }
 
-// The function `limit` returns an option of locks and elections that sets a limit of their holds.
-func limit(name string, err error, set func(*lock.Limits)) LockOption {
-	return option(func(c *setup) {
-		c.notGroup = name
-		if c.limits == nil {
-			c.limits = new(lock.Limits)
-		}
-		if set(c.limits); err != nil {
-			c.err = err
-		}
-	})
-}
-
 // WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
 // but stays connected blocks all waiters. The next waiter is granted when the holder releases, or a
 // tenth of the session timeout after the loss. A handoff starts d again. A process loses its read
 // holds together, and its permits together; Do ends its own, Release and RUnlock the oldest.
 func WithMaxHold(d time.Duration) LockOption {
-	var err error
-	if d <= 0 {
-		err = session.Invalid("WithMaxHold(%v): must be positive", d)
-	}
-	return limit("WithMaxHold", err, func(l *lock.Limits) { l.Max = d })
+	return checked(func(c *setup) {
+		c.limits, c.notGroup = cmp.Or(c.limits, new(lock.Limits)), "WithMaxHold"
+		c.limits.Max = d
+	}, d > 0, "WithMaxHold(%v): must be positive", d)
 }
 
 // WithHealth calls f every third of the session timeout during a hold, with a context that ends
@@ -165,11 +158,10 @@ func WithMaxHold(d time.Duration) LockOption {
 // [WithMaxHold], and the [LostError] has f's error. A hold that ends before the first call costs
 // nothing. The default is no check.
 func WithHealth(f func(ctx context.Context) error) LockOption {
-	var err error
-	if f == nil {
-		err = session.Invalid("WithHealth: the function is nil")
-	}
-	return limit("WithHealth", err, func(l *lock.Limits) { l.Health = f })
+	return checked(func(c *setup) {
+		c.limits, c.notGroup = cmp.Or(c.limits, new(lock.Limits)), "WithHealth"
+		c.limits.Health = f
+	}, f != nil, "WithHealth: the function is nil")
 }
 
 // The rest of this file has the layouts of a line: the names that zsync, Curator, go-zookeeper

@@ -19,20 +19,14 @@ import (
 )
 
 // An Option configures the Session of [Connect].
-type Option func(*config)
+type Option func(*setup)
 
-type config struct {
-	session.Config
-	err    error // the first error of an option
-	tracer Tracer
-}
-
-func newConfig(opts []Option) (config, error) {
+func newConfig(opts []Option) (setup, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
-	c := config{Config: session.Config{
+	c := setup{conf: &session.Config{
 		Timeout:      10 * time.Second,
 		ACL:          zk.WorldACL(zk.PermAll),
 		Log:          slog.New(warnings{slog.Default().Handler()}),
@@ -46,17 +40,17 @@ func newConfig(opts []Option) (config, error) {
 	switch {
 	case c.err != nil:
 		return c, c.err
-	case c.Timeout < time.Millisecond || c.Timeout > math.MaxInt32*time.Millisecond:
-		return c, session.Invalid("session timeout %v is out of range; want from 1ms to %v (WithSessionTimeout)", c.Timeout, math.MaxInt32*time.Millisecond)
-	case len(c.ACL) == 0:
+	case c.conf.Timeout < time.Millisecond || c.conf.Timeout > math.MaxInt32*time.Millisecond:
+		return c, session.Invalid("session timeout %v is out of range; want from 1ms to %v (WithSessionTimeout)", c.conf.Timeout, math.MaxInt32*time.Millisecond)
+	case len(c.conf.ACL) == 0:
 		return c, session.Invalid("WithACL: the ACL is empty: no client could read or delete the znodes")
-	case len(c.Owner) > maxOwner:
-		return c, session.Invalid("owner of %d bytes (WithOwner); the limit is %d", len(c.Owner), maxOwner)
+	case len(c.conf.Owner) > maxOwner:
+		return c, session.Invalid("owner of %d bytes (WithOwner); the limit is %d", len(c.conf.Owner), maxOwner)
 	}
-	if err := Backoff(c.Retry).check(); err != nil {
+	if err := Backoff(c.conf.Retry).check(); err != nil {
 		return c, err
 	}
-	for _, a := range c.Auths {
+	for _, a := range c.conf.Auths {
 		switch {
 		case a.Scheme == "":
 			return c, session.Invalid("WithAuth: the scheme is empty; want one such as digest")
@@ -77,22 +71,22 @@ const maxAuth = 64 << 10
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may grant
 // another ([Session.Timeout]). Waiters wait that long after a holder dies, and a disconnected
 // holder keeps its lock that long.
-func WithSessionTimeout(d time.Duration) Option { return func(c *config) { c.Timeout = d } }
+func WithSessionTimeout(d time.Duration) Option { return func(c *setup) { c.conf.Timeout = d } }
 
 // WithACL sets the ACL of every znode that the Session creates; the default is open to the world.
 // With another ACL, the parent znodes of primitives are persistent, and calls that write return
 // [ErrUnprotected] if the ACL of an existing znode permits other clients more than acl does. A
 // client with the delete permission above a path can still delete an empty parent.
 func WithACL(acl []zk.ACL) Option {
-	return func(c *config) { c.ACL = append([]zk.ACL(nil), acl...) }
+	return func(c *setup) { c.conf.ACL = append([]zk.ACL(nil), acl...) }
 }
 
 // WithAuth adds credentials, such as "digest" and "user:password", which the Session sends first
 // on every connection. If the servers refuse them, the Session ends with go-zookeeper's
 // ErrAuthFailed. The default is none.
 func WithAuth(scheme string, credentials []byte) Option {
-	return func(c *config) {
-		c.Auths = append(c.Auths, conn.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
+	return func(c *setup) {
+		c.conf.Auths = append(c.conf.Auths, conn.Auth{Scheme: scheme, Credentials: append([]byte(nil), credentials...)})
 	}
 }
 
@@ -102,11 +96,7 @@ func WithAuth(scheme string, credentials []byte) Option {
 // ErrAuthFailed. Give a mechanism with state to one call of WithSASL only. The default is none.
 func WithSASL(m SASLMechanism) Option {
 	client := sasl.NewClient(m)
-	return func(c *config) {
-		if c.SASL = client; m == nil {
-			c.err = session.Invalid("WithSASL(nil): the mechanism is nil; leave the option out to connect without SASL")
-		}
-	}
+	return Option(checked(func(c *setup) { c.conf.SASL = client }, m != nil, "WithSASL(nil): the mechanism is nil; leave the option out to connect without SASL"))
 }
 
 // A SASLMechanism is the client's side of a mechanism of SASL (RFC 4422), for [WithSASL]. The
@@ -129,55 +119,43 @@ func SASLDigestMD5(user, password string) SASLMechanism { return sasl.DigestMD5(
 
 // WithTLS sets TLS (default: none). An empty ServerName is the server's host.
 func WithTLS(cfg *tls.Config) Option {
-	return func(c *config) {
-		if c.TLS = cfg; cfg == nil {
-			c.err = session.Invalid("WithTLS(nil): the configuration is nil; leave the option out to connect without TLS")
-		}
-	}
+	return Option(checked(func(c *setup) { c.conf.TLS = cfg }, cfg != nil, "WithTLS(nil): the configuration is nil; leave the option out to connect without TLS"))
 }
 
 // WithDialer connects through d, for instance to a test server in memory. d receives an address
 // as the connect string has it. The default is TCP.
-func WithDialer(d zk.Dialer) Option { return func(c *config) { c.Dialer = d } }
+func WithDialer(d zk.Dialer) Option { return func(c *setup) { c.conf.Dialer = d } }
 
 // WithCloseTimeout sets how long [Session.Close] waits for functions; then their holds are lost.
 // The default is the session timeout; 0 is no wait.
 func WithCloseTimeout(d time.Duration) Option {
-	return func(c *config) {
-		if c.CloseTimeout = d; d < 0 {
-			c.err = session.Invalid("WithCloseTimeout(%v): must not be negative", d)
-		}
-	}
+	return Option(checked(func(c *setup) { c.conf.CloseTimeout = d }, d >= 0, "WithCloseTimeout(%v): must not be negative", d))
 }
 
 // WithLogger sends diagnostics to l. The handler of l must not block, and may call only methods
 // that send no request. The default is warnings and errors to [slog.Default]; for none, use
 // [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
-	return func(c *config) {
+	return func(c *setup) {
 		if l != nil {
-			c.Log = l
+			c.conf.Log = l
 		}
 	}
 }
 
 // WithOwner sets the text in the znodes of a line, which shows people the holder and the waiters.
 // The default is "host:pid".
-func WithOwner(name string) Option { return func(c *config) { c.Owner = name } }
+func WithOwner(name string) Option { return func(c *setup) { c.conf.Owner = name } }
 
 // WithRetry paces reconnects and repeated requests. The default is from 10 ms to 2 s, doubled
 // each time, with a Jitter of one half.
-func WithRetry(b Backoff) Option { return func(c *config) { c.Retry = session.RetryPolicy(b) } }
+func WithRetry(b Backoff) Option { return func(c *setup) { c.conf.Retry = session.RetryPolicy(b) } }
 
 // WithObserver reports events to o. The default is none.
-func WithObserver(o Observer) Option {
-	return func(c *config) {
-		c.Observe = observed(o)
-	}
-}
+func WithObserver(o Observer) Option { return func(c *setup) { c.conf.Observe = observed(o) } }
 
 // WithTracer calls t around each operation. The default is none.
-func WithTracer(t Tracer) Option { return func(c *config) { c.tracer = t } }
+func WithTracer(t Tracer) Option { return func(c *setup) { c.tracer = t } }
 
 // WithTrace records holds in w, as one JSON object a line: every grant, loss and release of a lock,
 // permit, leadership, Once, double barrier or element of a Queue. "zsync verify" checks the traces
@@ -186,17 +164,13 @@ func WithTracer(t Tracer) Option { return func(c *config) { c.tracer = t } }
 // w is too slow, a record says how many are missing. The first error is logged. Close waits half a
 // second for w.
 func WithTrace(w io.Writer) Option {
-	return func(c *config) {
-		if c.Trace = w; w == nil {
-			c.err = session.Invalid("WithTrace(nil): the writer is nil; leave the option out to trace nothing")
-		}
-	}
+	return Option(checked(func(c *setup) { c.conf.Trace = w }, w != nil, "WithTrace(nil): the writer is nil; leave the option out to trace nothing"))
 }
 
 // WithLossOnSuspend treats a dropped connection as the loss of the session. The Session ends the
 // lost session a tenth of the session timeout later. By default, a hold survives a reconnect within
 // the session timeout.
-func WithLossOnSuspend() Option { return func(c *config) { c.LossOnSuspend = true } }
+func WithLossOnSuspend() Option { return func(c *setup) { c.conf.LossOnSuspend = true } }
 
 // A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, but at most Max: 100, 200, 400 ms
 // with Min 100 ms. Each pause is shortened at random by up to the fraction Jitter. In [WithRetry],

@@ -21,17 +21,6 @@ const defaultPrefetchBytes = 4 << 20
 // maxPriorities limits the work of a consumer when the queue is empty.
 const maxPriorities = 1000
 
-// The function `checked` returns an option that calls set. If ok is false, the option fails with
-// the reason.
-func checked(set func(*setup), ok bool, reason string, args ...any) QueueOption {
-	return option(func(c *setup) {
-		if !ok {
-			c.err = session.Invalid(reason, args...)
-		}
-		set(c)
-	})
-}
-
 // The function `positive` returns an option that sets the number n, which must be at least 1.
 func positive(name string, n int, set func(*setup)) QueueOption {
 	return checked(set, n >= 1, "%s(%d): must be at least 1", name, n)

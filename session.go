@@ -64,7 +64,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 	if ctx.Err() != nil {
 		return nil, opError("connect", "", session.CtxErr(ctx))
 	}
-	s := &Session{m: session.New(hosts, chroot, cfg.Config), tracer: cfg.tracer}
+	s := &Session{m: session.New(hosts, chroot, *cfg.conf), tracer: cfg.tracer}
 	if err := s.m.Connect(ctx); err != nil {
 		return nil, opError("connect", "", err)
 	}

@@ -20,14 +20,46 @@ type Encoding interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// JSON encodes with encoding/json, but refuses strings that are not UTF-8. encoding/json would
-// change such strings silently, or store a text that JSON does not decode.
-type JSON struct {
-	NotNull bool // refuses to decode `null`, because encoding/json would leave the value unchanged
-}
+// An Own codec is one of zsync's. Its value is its name.
+type Own string
 
-func (JSON) Marshal(v any) ([]byte, error) {
-	data, err := json.Marshal(v)
+const (
+	// JSON is encoding/json, but refuses strings that are not UTF-8. encoding/json would change such
+	// strings silently, or store a text that JSON does not decode.
+	JSON      Own = "JSON"
+	Number    Own = "Number"    // JSON, but it refuses to decode `null`, because encoding/json would leave the value unchanged
+	Gob       Own = "Gob"       // encoding/gob, which stores each value with its type
+	Raw       Own = "Raw"       // stores a []byte or a string unchanged
+	BigEndian Own = "BigEndian" // stores an int64 or int32 with the highest byte first
+)
+
+func (c Own) Marshal(v any) (data []byte, err error) {
+	switch c {
+	case Gob:
+		var b bytes.Buffer
+		err = gob.NewEncoder(&b).Encode(v)
+		return b.Bytes(), err
+	case Raw:
+		switch v := v.(type) {
+		case []byte:
+			return bytes.Clone(v), nil // after a cancelled call, the caller may change v while the client still sends the bytes
+		case string:
+			return []byte(v), nil
+		case *any:
+			if b, ok := (*v).([]byte); ok {
+				return bytes.Clone(b), nil
+			}
+			return nil, session.Invalid("codec Raw cannot encode an any that holds a %T; it takes []byte", *v)
+		}
+		return nil, session.Invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
+	case BigEndian:
+		switch v := v.(type) {
+		case int64, int32:
+			return binary.Append(nil, binary.BigEndian, v)
+		}
+		return nil, session.Invalid("codec BigEndian cannot encode a %T; it takes int64 and int32", v)
+	}
+	data, err = json.Marshal(v)
 	switch {
 	case err != nil:
 	case !utf8.Valid(data): // encoding/json copies the text of a Marshaler, and changes all other strings
@@ -38,90 +70,40 @@ func (JSON) Marshal(v any) ([]byte, error) {
 	return data, err
 }
 
-func (c JSON) Unmarshal(data []byte, v any) error {
+func (c Own) Unmarshal(data []byte, v any) error {
+	switch c {
+	case Gob:
+		return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
+	case Raw:
+		switch v := v.(type) {
+		case *[]byte:
+			*v = bytes.Clone(data)
+		case *string:
+			*v = string(data)
+		case *any:
+			*v = bytes.Clone(data)
+		default:
+			return session.Invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
+		}
+		return nil
+	case BigEndian:
+		switch v.(type) {
+		case *int64, *int32:
+			if size := binary.Size(v); len(data) != size {
+				return session.Invalid("codec BigEndian: an int%d of %d bytes; want %d", 8*size, len(data), size)
+			}
+			_, err := binary.Decode(data, binary.BigEndian, v)
+			return err
+		}
+		return session.Invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
+	}
 	switch {
 	case !utf8.Valid(data):
 		return errors.New("not UTF-8, and so not JSON")
-	case c.NotNull && string(bytes.TrimSpace(data)) == "null":
+	case c == Number && string(bytes.TrimSpace(data)) == "null":
 		return errors.New("null is no number")
 	}
 	return json.Unmarshal(data, v)
-}
-
-// Gob is encoding/gob. Each value is stored with its type.
-type Gob struct{}
-
-func (Gob) Marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	err := gob.NewEncoder(&b).Encode(v)
-	return b.Bytes(), err
-}
-
-func (Gob) Unmarshal(data []byte, v any) error {
-	return gob.NewDecoder(bytes.NewReader(data)).Decode(v)
-}
-
-// Raw stores a []byte or a string unchanged.
-type Raw struct{}
-
-func (Raw) Marshal(v any) ([]byte, error) {
-	switch v := v.(type) {
-	case []byte:
-		return bytes.Clone(v), nil // after a cancelled call, the caller may change v while the client still sends the bytes
-	case string:
-		return []byte(v), nil
-	case *any:
-		if b, ok := (*v).([]byte); ok {
-			return bytes.Clone(b), nil
-		}
-		return nil, session.Invalid("codec Raw cannot encode an any that holds a %T; it takes []byte", *v)
-	}
-	return nil, session.Invalid("codec Raw cannot encode a %T; it takes []byte and string", v)
-}
-
-func (Raw) Unmarshal(data []byte, v any) error {
-	switch v := v.(type) {
-	case *[]byte:
-		*v = bytes.Clone(data)
-	case *string:
-		*v = string(data)
-	case *any:
-		*v = bytes.Clone(data)
-	default:
-		return session.Invalid("codec Raw cannot decode into a %T; it takes *[]byte and *string", v)
-	}
-	return nil
-}
-
-// BigEndian stores an int64 or int32 with the highest byte first.
-type BigEndian struct{}
-
-func (BigEndian) Marshal(v any) ([]byte, error) {
-	switch v := v.(type) {
-	case int64:
-		return binary.BigEndian.AppendUint64(nil, uint64(v)), nil
-	case int32:
-		return binary.BigEndian.AppendUint32(nil, uint32(v)), nil
-	}
-	return nil, session.Invalid("codec BigEndian cannot encode a %T; it takes int64 and int32", v)
-}
-
-func (BigEndian) Unmarshal(data []byte, v any) error {
-	switch v := v.(type) {
-	case *int64:
-		if len(data) != 8 {
-			return session.Invalid("codec BigEndian: an int64 of %d bytes; want 8", len(data))
-		}
-		*v = int64(binary.BigEndian.Uint64(data))
-	case *int32:
-		if len(data) != 4 {
-			return session.Invalid("codec BigEndian: an int32 of %d bytes; want 4", len(data))
-		}
-		*v = int32(binary.BigEndian.Uint32(data))
-	default:
-		return session.Invalid("codec BigEndian cannot decode into a %T; it takes *int64 and *int32", v)
-	}
-	return nil
 }
 
 // Encode marshals v. If the codec panics, Encode returns an error.
@@ -129,26 +111,28 @@ func (BigEndian) Unmarshal(data []byte, v any) error {
 // If T is an interface, Gob and Raw get a pointer to v: they must know the interface type to decode
 // the value.
 func Encode[T any](c Encoding, v T) (data []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("codec %T panicked: %v", c, r)
-		}
-	}()
-	switch c.(type) {
-	case Gob, Raw:
-		if reflect.TypeFor[T]().Kind() == reflect.Interface {
-			return c.Marshal(&v)
-		}
+	defer recovered(c, &err)
+	if (c == Gob || c == Raw) && reflect.TypeFor[T]().Kind() == reflect.Interface {
+		return c.Marshal(&v)
 	}
 	data, err = c.Marshal(v)
 	return unshared(c, data), err
 }
 
+// The function `recovered` turns a panic of c into an error. It is for defer statements.
+func recovered(c Encoding, err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("codec %T panicked: %v", c, r)
+		if own, ok := c.(Own); ok {
+			*err = fmt.Errorf("codec %s panicked: %v", own, r)
+		}
+	}
+}
+
 // The function `unshared` returns data that a codec of the program cannot change: a copy. Such a
 // codec may return its argument, or decode in place, and zsync may send or decode the bytes again.
 func unshared(c Encoding, data []byte) []byte {
-	switch c.(type) {
-	case JSON, Gob, Raw, BigEndian:
+	if _, own := c.(Own); own {
 		return data
 	}
 	return bytes.Clone(data)
@@ -158,14 +142,11 @@ func unshared(c Encoding, data []byte) []byte {
 // decoded value is useless.
 func Decode[T any](c Encoding, data []byte) (v T, err error) {
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("codec %T panicked: %v", c, r)
-		}
 		if err != nil {
-			var zero T
-			v = zero
+			v = *new(T)
 		}
 	}()
+	defer recovered(c, &err)
 	err = c.Unmarshal(unshared(c, data), &v)
 	return v, err
 }

@@ -15,15 +15,15 @@ func FuzzEnvelopes(f *testing.F) {
 		C map[string]time.Time
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		data, err := EncodePair(Raw{}, Pair[[]byte, string]{first, string(second)})
+		data, err := EncodePair(Raw, Pair[[]byte, string]{first, string(second)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := DecodePair[[]byte, string](Raw{}, data)
+		p, err := DecodePair[[]byte, string](Raw, data)
 		if err != nil || !bytes.Equal(p.First, first) || p.Second != string(second) {
 			t.Errorf("%q and %q come back as %q and %q, %v", first, second, p.First, p.Second, err)
 		}
-		for _, c := range []Encoding{JSON{}, Gob{}, Raw{}} {
+		for _, c := range []Encoding{JSON, Gob, Raw} {
 			_, _ = DecodePair[record, string](c, first)
 			_, _ = DecodePair[string, record](c, first)
 		}

@@ -53,7 +53,7 @@ func TestJSONRefusesAStringThatItWouldChangeAndSaysWhere(t *testing.T) {
 		"the value.Keeper is":           outer{Keeper: keeper{bad}},
 		"the value.Keeper is no UTF-8 ": &outer{Keeper: keeper{bad}},
 	} {
-		data, err := JSON{}.Marshal(v)
+		data, err := JSON.Marshal(v)
 		if !errors.Is(err, session.ErrInvalid) || !strings.Contains(err.Error(), where) || !strings.Contains(err.Error(), "0xff at 2") || !strings.Contains(err.Error(), "WithCodec") {
 			t.Errorf("%#v: %s, %v; want %q", v, data, err, where)
 		}
@@ -64,22 +64,22 @@ func TestJSONKeepsEachStringThatItTakes(t *testing.T) {
 	for _, text := range []string{"", "plain", "\ufffd", `\ufffd`, `\\ufffd`, "a\x00b", "\u2028<&>", "\U0001f600"} {
 		v := outer{ID: text, Quoted: text, Tags: []string{text}, ByName: map[string]named{text: named(text)}, Any: text, Message: json.RawMessage(`"\ufffd"`),
 			Keeper: keeper{text}, inner: inner{Note: text, Data: []byte("\xff\xfe")}}
-		data, err := JSON{}.Marshal(v)
+		data, err := JSON.Marshal(v)
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
 			continue
 		}
 		var got outer
-		if err := (JSON{}).Unmarshal(data, &got); err != nil || !reflect.DeepEqual(got, v) {
+		if err := JSON.Unmarshal(data, &got); err != nil || !reflect.DeepEqual(got, v) {
 			t.Errorf("%q comes back as %#v, %v", text, got, err)
 		}
 	}
 	v := outer{Left: "\xff", hidden: "\xff", ID: "\ufffd"} // what is not stored may be anything
-	if _, err := (JSON{}).Marshal(v); err != nil {
+	if _, err := JSON.Marshal(v); err != nil {
 		t.Error(err)
 	}
 	var got string
-	if err := (JSON{}).Unmarshal([]byte("\"a\xff\""), &got); err == nil {
+	if err := JSON.Unmarshal([]byte("\"a\xff\""), &got); err == nil {
 		t.Errorf("what another program has stored comes as %q", got)
 	}
 }
