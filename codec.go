@@ -21,20 +21,10 @@ var (
 	BigEndian Codec = codec.BigEndian // Curator's integers, the highest byte first: int64 in 8 bytes, int32 (SharedCount, DistributedAtomicInteger) in 4
 )
 
-// A CodecOption is a [QueueOption], a [GroupOption] and a [ValueOption].
-type CodecOption interface {
-	QueueOption
-	GroupOption
-	ValueOption
-}
-
 // WithCodec chooses how values become bytes. The default is [JSON].
 func WithCodec(c Codec) CodecOption {
 	return checked(func(s *setup) { s.codec = c }, c != nil, "WithCodec(nil): the codec is nil")
 }
-
-// A ValueOption changes a Value, Map, Int64, Flight, OnceValue or OnceValues.
-type ValueOption interface{ applyValue(*setup) }
 
 func valueSetup(opts []ValueOption) setup {
 	c := setup{codec: JSON}

@@ -26,8 +26,8 @@ import (
 //	// use the condition, then c.L.Unlock()
 //
 // All processes must use the same lock L. Wait joins the line before it unlocks L, so it misses no
-// signal. A waiter with a signal may die, or its ctx may end, before its Wait has returned. Then
-// the next waiter that was in line at the time of the signal gets it. Two signals wake two waiters.
+// signal. If a waiter dies with its signal, or its ctx ends, the next waiter that was in line at the
+// time of the signal gets it. Two signals wake two waiters.
 //
 // # Loss
 //
@@ -73,7 +73,6 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 	return c
 }
 
-// The method `check` returns the reason why an operation cannot begin, or nil.
 func (c *Cond) check() error {
 	if c.misuse() == nil && c.L == nil {
 		return session.Invalid("the Locker L is nil")
@@ -82,9 +81,9 @@ func (c *Cond) check() error {
 }
 
 // Wait unlocks c.L, waits for a signal, and locks c.L again before it returns nil. After an error,
-// the caller does not hold c.L. A signal to the caller passes to the next waiter. If c.L was not
-// held, the error is [ErrNotLocked]. Inside [Mutex.Do] or [RWMutex.RDo] of c.L, ctx may be the
-// context of Do: Wait releases that hold and takes it again. A loss in that time does not end ctx.
+// the caller does not hold c.L. If c.L was not held, the error is [ErrNotLocked]. Inside [Mutex.Do]
+// or [RWMutex.RDo] of c.L, ctx may be the context of Do: Wait releases that hold and takes it again.
+// A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
 	return c.waiting(ctx, "cond", c.wait)
 }
@@ -116,9 +115,8 @@ func (c *Cond) wait(ctx context.Context) error {
 		c.leave(p) // even if a signal reaches us at this instant
 		return err
 	}
-	// We have a signal, or the session has ended, or L was lost. If L was lost, another process
-	// may have held L before we entered the line, and we may have missed its signal. In all these
-	// cases, the caller checks the condition again.
+	// We have a signal, or the session has ended, or L was lost. If L was lost, another process may
+	// have held L before we entered the line, and we may have missed its signal.
 	if err := relock(ctx); err != nil {
 		c.leave(p)
 		return err
@@ -154,36 +152,30 @@ func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, 
 func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
-	own := p.Incarnation.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: p.Path}) // Step 2.
-	defer p.Incarnation.Watches.Leave(own)
-	_, stat, err := p.Incarnation.Get(ctx, p.Path)
-	switch {
-	case session.IsNoNode(err), err == nil && stat.Version > 0:
-		// We have a signal already, or another client has deleted our znode. In the second case, we
-		// wake up without a signal.
-		return nil
-	case err != nil:
-		return err
+	inc := p.Incarnation
+	own := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: p.Path}) // Step 2.
+	defer inc.Watches.Leave(own)
+	_, stat, err := inc.Get(ctx, p.Path)
+	if err == nil && stat.Version > 0 {
+		return nil // we have a signal already
 	}
 	// Only a signal changes the data, so it is not necessary to read them again.
-	for {
-		if names, err = c.mend(ctx, p.Incarnation, names); err != nil { // Step 5.
+	for err == nil && !session.IsClosed(own.Fired) {
+		if names, err = c.mend(ctx, inc, names); err != nil { // Step 5.
 			return err
 		}
-		ahead, err := p.Line.AheadOf(ctx, p.Incarnation, lock.ParseChildren(names, p.Line.Bases...), p.Child)
-		if errors.Is(err, session.ErrVanished) {
-			return nil // another client has deleted our znode
+		var ahead []lock.Child
+		if ahead, err = p.Line.AheadOf(ctx, inc, lock.ParseChildren(names, p.Line.Bases...), p.Child); err == nil {
+			err = c.awaitLast(ctx, inc, own, ahead)
 		}
-		if err == nil {
-			err = c.awaitLast(ctx, p.Incarnation, own, ahead)
-		}
-		if err != nil || session.IsClosed(own.Fired) {
-			return err
-		}
-		if names, err = p.Incarnation.Names(ctx, c.line.Dir); err != nil { // Step 6.
-			return err
+		if err == nil && !session.IsClosed(own.Fired) {
+			names, err = inc.Names(ctx, c.line.Dir) // Step 6.
 		}
 	}
+	if session.IsNoNode(err) || errors.Is(err, session.ErrVanished) {
+		return nil // another client has deleted our znode, so we wake up without a signal
+	}
+	return err
 }
 
 // awaitLast waits until the watch `own` fires or the last znode of ahead is deleted.

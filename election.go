@@ -59,8 +59,7 @@ func WithPriority(p int) ElectionOption {
 //
 // A candidate is path/_c_<uuid>-latch-<seq>, as in Curator's LeaderLatch.
 type Election struct {
-	made
-	local localLock
+	localLock
 	id    []byte
 	known atomic.Value // the name of the leader's znode at the last call of Leader
 
@@ -82,8 +81,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	var c setup
 	session.ApplyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
 	c.allow("an Election", c.notElection, LayoutCurator, LayoutKazoo, LayoutSelector)
-	e := &Election{made: made{s: s, path: path}}
-	if e.err = checkNew(s, path, c.err); e.err != nil {
+	e := new(Election)
+	if err := checkNew(s, path, c.err); err != nil {
+		e.made = made{s: s, path: path, err: err}
 		return e
 	}
 	e.id = s.m.Owner
@@ -109,8 +109,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		e.mu.Unlock()
 		return defers
 	}
-	e.local.init(s, "election", "campaign", path, ln, setup{handoffs: 1})
-	e.local.Elects, e.local.prefix = true, "leader "
+	e.init(s, "election", "campaign", path, ln, setup{handoffs: 1})
+	e.local.Elects = true
 	return e
 }
 
@@ -122,10 +122,10 @@ func (e *Election) Campaign(ctx context.Context) error {
 	return opError("campaign", e.path, err)
 }
 
-// The method `campaign` waits until e leads. The argument `run` is true if the caller is Run. The
-// result is the context for the leadership.
+// The method `campaign` waits until e leads, and returns the context for the leadership. The argument
+// `run` is true if the caller is Run.
 func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
-	ctx, g, err := e.acquire(ctx, &e.local, lock.Exclusive, run)
+	ctx, g, err := e.acquire(ctx, lock.Exclusive, run)
 	if err == nil { // e has read the wishes that name it when its turn came, and they are fulfilled now
 		e.mu.Lock()
 		for _, name := range e.wishes {
@@ -141,16 +141,14 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 // before Run's function has returned, or the session has ended. After a loss and a new Campaign,
 // a late Resign ends the new term.
 func (e *Election) Resign() error {
-	g, _, err := e.current(&e.local, nil)
+	g, _, err := e.current(nil)
 	if err == nil {
 		err = cmp.Or(e.resign(context.Background(), g), g.Claim.Loss()) // perhaps g was lost before Run's function returned
 	}
 	return opError("resign", e.path, err)
 }
 
-// The method `resign` ends the leadership of g, unless another goroutine has ended it. If g is the
-// grant of a Run, the method ends the context of Run's function, and the next leader begins when
-// that function has returned.
+// The method `resign` ends the leadership of g, unless another goroutine has ended it.
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
 	finish, found := e.local.BeginRelease(g)
@@ -234,7 +232,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 		e.run = t
 	}
 	e.mu.Unlock()
-	d := newDoCall(outer, e.s, nil, g)
+	d := e.newDoCall(outer, e.kind, e.local.Line.Bases[lock.Exclusive], nil, g)
 	release := func() error {
 		e.mu.Lock()
 		// If Resign has begun the release, complete it now, because the next leader must not begin
@@ -262,21 +260,21 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 		release()
 		return nil, cmp.Or(err, ended)
 	}
-	err = doHolding(ctx, e.local.key(lock.Exclusive), d, f, release)
+	err = doHolding(ctx, e.s, d, f, release)
 	return err, ended
 }
 
 // Lost is [Mutex.Lost] for the present leadership.
-func (e *Election) Lost() <-chan struct{} { return e.lost(&e.local, lock.Exclusive) }
+func (e *Election) Lost() <-chan struct{} { return e.lost(lock.Exclusive) }
 
 // Token is [Mutex.Token] for the present leadership.
 func (e *Election) Token(ctx context.Context) (int64, error) {
-	return e.token(ctx, &e.local)
+	return e.token(ctx)
 }
 
 // Txn is [Mutex.Txn] for the present leadership.
 func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return e.txn(ctx, &e.local, ops)
+	return e.txn(ctx, ops)
 }
 
 // Contenders returns the leader and the waiting candidates, in their order.
@@ -312,48 +310,39 @@ func (e *Election) Leader(ctx context.Context) (c Contender, err error) {
 func (e *Election) Observe(ctx context.Context) <-chan Contender {
 	return watching(ctx, &e.made, func(ctx context.Context, out chan<- Contender) error {
 		told := "" // the name of the last contender sent
-		return e.s.m.During(ctx, func(inc *session.Incarnation) error { return e.follow(ctx, inc, out, &told) })
-	})
-}
-
-// The method `follow` sends the first contender each time it changes, within one session. *told is
-// the name of the last contender sent.
-//  1. List the children.
-//  2. If there are no children, wait for the first one, and continue with step 1.
-//  3. If there are children, watch the deletion of the first one.
-//  4. If it exists and was not the last one sent, read it and send it.
-//  5. When it is deleted, continue with step 1.
-func (e *Election) follow(ctx context.Context, inc *session.Incarnation, out chan<- Contender, told *string) error {
-	line, list := &e.local.Line, inc.NamesFresh
-	for {
-		first, err := line.First(ctx, inc, list) // Step 1.
-		list = inc.Names
-		path := session.ChildPath(line.Dir, first)
-		switch {
-		case err != nil:
-			return err
-		case first == "":
-			err = awaitAnyone(ctx, inc, line) // Step 2.
-		default: // Steps 3 to 5.
-			err = inc.WhileThere(ctx, path, func(_ *zk.Stat, w *conn.Watch) error {
-				if first == *told {
-					return nil
+		return e.s.m.During(ctx, func(inc *session.Incarnation) error {
+			line, list := &e.local.Line, inc.NamesFresh
+			for {
+				first, err := line.First(ctx, inc, list)
+				list = inc.Names
+				path := session.ChildPath(line.Dir, first)
+				switch {
+				case err != nil:
+					return err
+				case first == "":
+					err = awaitAnyone(ctx, inc, line)
+				default: // send the first contender, and wait for its deletion
+					err = inc.WhileThere(ctx, path, func(_ *zk.Stat, w *conn.Watch) error {
+						if first == told {
+							return nil
+						}
+						data, stat, err := inc.Get(ctx, path)
+						if err != nil {
+							return err
+						}
+						sent, err := session.Offer(ctx, out, contenderOf(first, session.Node{Data: data, Stat: stat}, ModeExclusive, true), w.Fired, inc.Ctx.Done())
+						if sent {
+							told = first
+						}
+						return err
+					})
 				}
-				data, stat, err := inc.Get(ctx, path)
 				if err != nil {
 					return err
 				}
-				sent, err := session.Offer(ctx, out, contenderOf(first, session.Node{Data: data, Stat: stat}, ModeExclusive, true), w.Fired, inc.Ctx.Done())
-				if sent {
-					*told = first
-				}
-				return err
-			})
-		}
-		if err != nil {
-			return err
-		}
-	}
+			}
+		})
+	})
 }
 
 // awaitAnyone waits until the line may have a contender.

@@ -99,21 +99,16 @@ func waited(ctx context.Context, m *session.Manager, start time.Time, err error)
 	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
-// headContender describes h, the contender for which a caller waits, as a holder in the given mode.
-// If there is no such contender, it returns the zero Contender.
-func headContender(h lock.Behind, mode Mode) Contender {
-	if h.Name == "" {
-		return Contender{}
+// firstAhead describes the contender for which a caller waits, as a holder in the given mode, or
+// returns the zero Contender. The argument owner is the owner of contenders of this process.
+func firstAhead(b lock.Behind, owner []byte, mode Mode) Contender {
+	switch c := b.Own; {
+	case c != nil:
+		return Contender{Owner: string(owner), Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(), Mode: mode, Holding: true, Since: c.Since()}
+	case b.Name != "":
+		return contenderOf(b.Name, b.Node, mode, true)
 	}
-	return contenderOf(h.Name, h.Node, mode, true)
-}
-
-// ownContender describes the claim c of a holder in this process.
-func ownContender(c *lock.Claim, owner string, mode Mode) Contender {
-	return Contender{
-		Owner: owner, Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(),
-		Mode: mode, Holding: true, Since: c.Since(),
-	}
+	return Contender{}
 }
 
 // opError adds the operation and the path to err. If err has them already, opError returns it

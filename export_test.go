@@ -15,7 +15,7 @@ var ParseServers = parseServers
 
 // CurrentGrant returns the present hold of m.
 func CurrentGrant(m *Mutex) (*lock.Grant, error) {
-	g, _, err := m.current(&m.local, nil)
+	g, _, err := m.current(nil)
 	return g, err
 }
 

@@ -72,11 +72,8 @@ func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Cont
 		return v, false, session.Invalid("the function is nil")
 	}
 	rw := f.lockOf(session.NameOfKey(key))
-	if rw.misuse() != nil {
-		return v, false, rw.misuse()
-	}
-	if rw.local.within(ctx).holds() {
-		return v, false, ErrDeadlock
+	if err := rw.entering(ctx, rw.local.Line.Bases); err != nil {
+		return v, false, err
 	}
 	// Check the ACL of the path: a client that may change it could replace our lock by its own.
 	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
@@ -161,7 +158,7 @@ const flightResult = "result"
 // The argument `came` points to the Stat of the first znode of this call. If that is nil, look
 // sets it.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
-	g, _, err := rw.current(&rw.local, nil)
+	g, _, err := rw.current(nil)
 	if err != nil {
 		return v, false, err
 	}
@@ -256,7 +253,7 @@ func (f *Flight[T]) remove(dir string) bool {
 		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
 	}
 	defer rw.Unlock()
-	g, _, err := rw.current(&rw.local, nil)
+	g, _, err := rw.current(nil)
 	if err != nil {
 		return false
 	}
@@ -275,7 +272,7 @@ func (f *Flight[T]) remove(dir string) bool {
 // which holds rw, the lock of a key, for writing. All Flights of the Session at the same path share
 // the sweeps. They make only one sweep in the time in which a result expires.
 func (f *Flight[T]) sweep(rw *RWMutex, came *zk.Stat) {
-	g, _, err := rw.current(&rw.local, nil)
+	g, _, err := rw.current(nil)
 	if err != nil || !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
 	}

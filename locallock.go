@@ -2,40 +2,49 @@ package zsync
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A localLock is a lock that the goroutines of this process share. It reports its operations to the
-// tracer and the observer of its Session. If a lock is part of another primitive, it has no Op,
-// and nothing is reported.
+// A localLock is a Mutex, an RWMutex or an Election: a line whose holds the goroutines of this
+// process share. It reports its operations to the tracer and the observer of its Session. If it is
+// part of another primitive, it has no Op, and nothing is reported.
 type localLock struct {
-	lock.Lock
-	s      *Session
-	kind   string // "mutex", "rwmutex" or "election", for the tracer
-	prefix string // begins the kind of a doKey: "", "rw " or "leader "
+	made
+	local lock.Lock
+	kind  string // "mutex", "rwmutex" or "election"
 }
 
+// Path returns the path that the primitive was made with.
+func (m *localLock) Path() string { return m.path }
+
 func (q *localLock) init(s *Session, kind, op, path string, ln lock.Line, c setup) {
-	q.s, q.kind = s, kind
-	q.Manager, q.Path, q.Line, q.Op = s.m, path, ln, op
-	q.Handoffs, q.Retain, q.Kept = c.handoffs, c.retain, &s.kept
+	q.s, q.path, q.kind = s, path, kind
+	q.local.Manager, q.local.Path, q.local.Line, q.local.Op = s.m, path, ln, op
+	q.local.Handoffs, q.local.Retain, q.local.Kept = c.handoffs, c.retain, &s.kept
 }
 
 // The method `acquire` waits for a grant, and reports the wait and the hold. The argument `pin` is
 // true if the caller is a Do. The returned context is for the work with the hold.
 func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (context.Context, *lock.Grant, error) {
+	if err := q.entering(ctx, q.local.Line.Bases); err != nil {
+		return nil, nil, err
+	}
 	_, o := q.s.begin(ctx, q.op(mode))
-	g, behind, err := q.Acquire(ctx, mode, pin)
+	g, behind, err := q.local.Acquire(ctx, mode, pin)
 	if err != nil {
-		err = waitEnded(ctx, q.s.m, err, o.began, q.contender(behind), behind.Place)
+		err = waitEnded(ctx, q.s.m, err, o.began, firstAhead(behind, q.local.Line.Data, Mode(behind.Mode)), behind.Place)
 		o.end(err)
-		return ctx, nil, err
+		return nil, nil, err
 	}
 	g.Within(q.s.m.FunctionOf(ctx))
 	return o.got(ctx, g), g, nil
@@ -43,25 +52,17 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 
 // The method `op` describes a wait for q.
 func (q *localLock) op(mode lock.HoldMode) Op {
-	return Op{Kind: OpAcquire, Primitive: q.kind, Name: q.OpOf(mode), Path: q.Path}
-}
-
-// The method `contender` describes the contender for which a waiter waits.
-func (q *localLock) contender(b lock.Behind) Contender {
-	switch {
-	case b.Own != nil:
-		return ownContender(b.Own, string(q.Line.Data), Mode(b.Mode))
-	case b.Place == 0:
-		return Contender{}
-	}
-	return headContender(b, Mode(b.Mode))
+	return Op{Kind: OpAcquire, Primitive: q.kind, Name: q.local.OpOf(mode), Path: q.path}
 }
 
 // The method `try` makes one attempt at a grant. It returns a nil grant if another contender is
 // ahead. Such an attempt is not reported.
 func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, error) {
+	if err := q.entering(ctx, q.local.Line.Bases); err != nil {
+		return nil, err
+	}
 	start := time.Now()
-	g, err := q.Try(ctx, mode)
+	g, err := q.local.Try(ctx, mode)
 	if g != nil {
 		g.Within(q.s.m.FunctionOf(ctx))
 		_, o := q.s.begin(ctx, q.op(mode))
@@ -71,13 +72,133 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 	return g, err
 }
 
-// The method `current` returns a hold of the lock q of m, and the mode. The caller is a goroutine that
-// holds. It is in the Do d, if d is not nil.
-func (m *made) current(q *localLock, d *doCall) (*lock.Grant, lock.HoldMode, error) {
-	if m.misuse() != nil {
-		return nil, 0, m.misuse()
+func (q *localLock) release(mode lock.HoldMode) error {
+	if q.misuse() != nil {
+		return q.misuse()
 	}
-	return q.Current(d.bare())
+	return q.local.Unlock(mode)
+}
+
+func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
+	if q.misuse() != nil {
+		return session.ClosedChan
+	}
+	return q.local.Standing(modes...).Done()
+}
+
+// The method `current` returns a hold of q, and its mode. The caller is a goroutine that holds. It
+// is in the Do d, if d is not nil.
+func (q *localLock) current(d *doCall) (*lock.Grant, lock.HoldMode, error) {
+	if q.misuse() != nil {
+		return nil, 0, q.misuse()
+	}
+	return q.local.Current(d.bare())
+}
+
+func (q *localLock) token(ctx context.Context) (tok int64, err error) {
+	err = q.withCurrent(ctx, func(g *lock.Grant, mode lock.HoldMode) (err error) {
+		tok, err = g.Token(ctx, mode == lock.Exclusive)
+		return err
+	})
+	return tok, opError("token", q.path, err)
+}
+
+func (q *localLock) txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, err error) {
+	err = q.withCurrent(ctx, func(g *lock.Grant, _ lock.HoldMode) (err error) {
+		// The channel is not that of g. If g is the use of a reader, the RUnlock of another reader may end it.
+		lost := q.lost(lock.Exclusive, lock.Shared)
+		rs, err = q.s.sending(ctx, lost, ops, func(ops []any) ([]zk.MultiResponse, error) { return q.local.Txn(ctx, g, ops) })
+		return err
+	})
+	return rs, opError("txn", q.path, err)
+}
+
+// withCurrent calls f with a hold of this process. If the process has several readers, the hold
+// may belong to another goroutine, which unlocks it at this moment. In that case, f does
+// nothing and returns ErrNotLocked, and withCurrent calls f again with another hold. So a
+// goroutine that holds q during the whole call never gets ErrNotLocked. If q has no readers, a
+// later hold is not the caller's.
+func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode lock.HoldMode) error) error {
+	for {
+		g, mode, err := q.current(q.within(ctx))
+		if err != nil {
+			return err
+		}
+		if err = f(g, mode); err == ErrNotLocked && len(q.local.Line.Bases) > 1 {
+			continue
+		}
+		if errors.Is(err, ErrLost) {
+			q.lost(lock.Exclusive, lock.Shared) // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that before we return
+		}
+		return err
+	}
+}
+
+// The method `do` does the work of Do and RDo: it runs f with a hold, calls the function `rest`, and
+// releases the hold. If Cond.Wait has acquired another hold instead, `do` releases that one. If f has
+// unlocked the hold in another way, `do` has nothing to release, and returns ErrNotLocked.
+func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest func(), f func(ctx context.Context) error) error {
+	if q.misuse() == nil && f == nil {
+		return opError(op, q.path, session.Invalid("the function is nil"))
+	}
+	if d := q.within(ctx); d != nil && ctx.Err() == nil {
+		return d.nest(ctx, op, q.path, mode, f)
+	}
+	ctx, g, err := q.acquire(ctx, mode, true)
+	if err != nil {
+		return opError(op, q.path, err)
+	}
+	d := q.newDoCall(ctx, q.kind, q.local.Line.Bases[mode], &q.local, g)
+	if err := d.function.Begin(); err != nil {
+		finish, _ := q.local.BeginRelease(g)
+		q.s.m.GiveUp(ctx, finish)
+		return opError(op, q.path, err)
+	}
+	return doHolding(ctx, q.s, d, f, func() error {
+		l, g := d.now()
+		if g == nil {
+			d.function.End()
+			return opError(op, q.path, ErrNotLocked)
+		}
+		return opError(op, q.path, d.giveUp(ctx, q.s.m, func() error {
+			rest()
+			return l.Release(g)
+		}))
+	})
+}
+
+// The method `within` returns the call of Do, RDo or Run from which ctx comes, if that call is of
+// this path and still runs.
+func (q *localLock) within(ctx context.Context) *doCall {
+	return q.callOf(ctx, q.local.Line.Bases, func(d *doCall) bool { return d.kind == q.kind })
+}
+
+// The method `yield` begins to release the caller's hold in mode, for Cond.Wait. It chooses this
+// hold before it returns. The result `finish` waits until this hold is released. The result `again`
+// acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
+// belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
+func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
+	if d != nil {
+		from, g := d.now()
+		if had, ok := d.mode(); ok && had == mode && from != nil {
+			d.set(&q.local, nil)
+			finish, _ = from.BeginRelease(g)
+			return finish, func(ctx context.Context) error {
+				_, g, err := q.acquire(ctx, mode, true)
+				if err == nil {
+					d.set(&q.local, g)
+				}
+				return err
+			}
+		}
+	}
+	// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may have
+	// the lock. Wait must not release the hold of that Do.
+	finish, _ = q.local.BeginUnlock(mode, d != nil)
+	return finish, func(ctx context.Context) error {
+		_, _, err := q.acquire(ctx, mode, false)
+		return err
+	}
 }
 
 // The method `contenders` does the work of the methods named Contenders, for the line of m. The
@@ -109,59 +230,135 @@ func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lo
 // firstHolds judges the contenders for an exclusive hold.
 func firstHolds(_ []lock.Child, i int) (Mode, bool) { return ModeExclusive, i == 0 }
 
-// The method `yield` begins to release the caller's hold in mode, for Cond.Wait. It chooses this
-// hold before it returns. The result `finish` waits until this hold is released. The result `again`
-// acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
-// belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
-func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
-	if d != nil {
-		if had, ok := d.mode(); ok && had == mode {
-			from, g := d.now()
-			d.set(q, nil)
-			finish, _ = from.BeginRelease(g)
-			return finish, func(ctx context.Context) error {
-				g, err := q.reacquire(ctx, mode, true)
-				if err == nil {
-					d.set(q, g)
-				}
-				return err
-			}
-		}
-	}
-	// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may have
-	// the lock. Wait must not release the hold of that Do.
-	finish, _ = q.BeginUnlock(mode, d != nil)
-	return finish, func(ctx context.Context) error {
-		_, err := q.reacquire(ctx, mode, false)
-		return err
-	}
-}
-
-func (q *localLock) reacquire(ctx context.Context, mode lock.HoldMode, pin bool) (*lock.Grant, error) {
-	if ctx.Err() != nil {
-		return nil, session.CtxErr(ctx)
-	}
-	_, g, err := q.acquire(ctx, mode, pin)
-	return g, err
-}
-
-// A doKey is the key under which a context has its doCall. Primitives of one path with different
-// kinds do not nest; see `inLine`.
-type doKey struct {
-	s    *Session
-	path string
-	kind string
-}
-
 // A doCall is one call of Do, with the grant that it has.
 type doCall struct {
 	function session.Function
+	outer    *doCall // the call of the same Session in whose function this call was made, or nil
 	over     atomic.Bool
 
+	kind, path, base string // of the primitive, and of the name of its contender; primitives of one path with different kinds do not nest
+
 	mu   sync.Mutex
-	q    *localLock      // the lock of g; nil if g is not of a lock; guarded by mu
+	l    *lock.Lock      // the lock of g; nil if g is the grant of a Once or of a Run; guarded by mu
 	g    *lock.Grant     // nil while Cond.Wait has released it; guarded by mu
 	lost *session.Ending // ends when g is lost, and stays ended until d has another g; guarded by mu
+}
+
+// newDoCall returns the doCall of a new call of Do, which has the grant g of the lock l. For a
+// grant that is not a lock's, l is nil. If Close begins before d's function begins, the function
+// must not run, and g is lost.
+func (m *made) newDoCall(ctx context.Context, kind, base string, l *lock.Lock, g *lock.Grant) *doCall {
+	d := &doCall{function: m.s.m.Function(m.s.m.FunctionOf(ctx)), kind: kind, path: m.path, base: base}
+	d.set(l, g)
+	return d
+}
+
+// The method `callOf` returns the innermost call that has made ctx, still runs, fits, and has a
+// contender with one of these bases in the line of m's path.
+func (m *made) callOf(ctx context.Context, bases []string, fits func(d *doCall) bool) *doCall {
+	if m.s == nil {
+		return nil
+	}
+	d, _ := ctx.Value(m.s).(*doCall)
+	for d != nil && (d.over.Load() || d.path != m.path || !slices.Contains(bases, d.base) || !fits(d)) {
+		d = d.outer
+	}
+	return d
+}
+
+// The method `entering` returns the reason why a contender with one of these bases cannot enter the
+// line of m's path, or nil. It would wait for the function in whose context ctx was made, if that
+// function has such a contender. The two may belong to different primitives, such as an Election and
+// a Mutex.
+func (m *made) entering(ctx context.Context, bases []string) error {
+	err := m.check(ctx)
+	if err == nil && m.callOf(ctx, bases, (*doCall).holds) != nil {
+		err = ErrDeadlock
+	}
+	return err
+}
+
+// The method `now` returns d's lock and grant. The grant may have been unlocked already.
+func (d *doCall) now() (*lock.Lock, *lock.Grant) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.l, d.g
+}
+
+// The method `set` replaces the grant of d by g, which may be nil.
+func (d *doCall) set(l *lock.Lock, g *lock.Grant) {
+	d.mu.Lock()
+	d.l, d.g = l, g
+	if d.lost == nil || g != nil && d.lost.Cause() != nil {
+		d.lost = new(session.Ending)
+	}
+	lost := d.lost
+	d.mu.Unlock()
+	if g != nil { // if g is nil, d no longer notices the loss of its former hold
+		g.Within(&d.function)
+		g.Loss().AfterFunc(func(why error) {
+			d.mu.Lock()
+			has := d.g == g
+			d.mu.Unlock()
+			if has {
+				lost.End(why)
+			}
+		})
+	}
+}
+
+// The method `mode` returns the mode in which d holds, even if that hold is lost. If the lock was
+// unlocked, ok is false.
+func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
+	switch l, g := d.now(); {
+	case l == nil: // the hold of a Once or of a Run
+		return lock.Exclusive, true
+	case g == nil:
+		return 0, false
+	default:
+		return l.ModeOf(g)
+	}
+}
+
+// The method `holds` reports whether d still has a hold to release. The hold may be lost.
+func (d *doCall) holds() bool {
+	_, ok := d.mode()
+	return ok
+}
+
+// The method `bare` reports whether d has no hold: an Unlock has ended it, or Cond.Wait could not
+// take it back. Then the lock may belong to another Do. A nil d is not bare.
+func (d *doCall) bare() bool { return d != nil && !d.holds() }
+
+// The method `stands` returns nil while d's hold is valid and is enough for mode.
+func (d *doCall) stands(mode lock.HoldMode) error {
+	had, ok := d.mode()
+	_, g := d.now()
+	switch {
+	case !ok || d.over.Load():
+		return ErrNotLocked // the function has unlocked the lock, or has returned
+	case had != mode && mode == lock.Exclusive:
+		return fmt.Errorf("%w, for reading, which cannot be upgraded", ErrDeadlock) // inside RDo, or after a Downgrade
+	}
+	return g.Err()
+}
+
+// untilLost returns a context that ends when d's hold is lost. The context ends before any other
+// call or channel shows the loss. The context also ends, with cause ErrClosed, when the Session
+// begins to close, and when stop is called.
+func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, end, rest := session.EndingContext(ctx)
+	d.mu.Lock()
+	lost := d.lost
+	d.mu.Unlock()
+	leave := lost.AfterFunc(end)
+	stay := d.function.AfterClose(end)
+	return ctx, func() {
+		leave()
+		stay()
+		end(nil)
+		rest()
+	}
 }
 
 // The method `nest` runs f inside d, which already has a hold in mode. The context of f ends with
@@ -178,30 +375,6 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, 
 	return session.JoinErrors([]error{err, opError(op, path, d.stands(lock.Shared))})
 }
 
-// The method `in` returns the call of Do that made ctx, unless that call is over.
-func (k doKey) in(ctx context.Context) *doCall {
-	if k.s == nil || k.s.m.FunctionOf(ctx) == nil {
-		return nil // ctx comes from no Do; this test avoids the allocation of a lookup
-	}
-	d, _ := ctx.Value(k).(*doCall)
-	if d == nil || d.over.Load() {
-		return nil
-	}
-	return d
-}
-
-// The function `inLine` reports whether ctx comes from a function that runs while a contender with
-// this base is in the line of the path. Another exclusive contender with this base would wait for
-// that function. The two may belong to different primitives, such as an Election and a Mutex.
-func inLine(ctx context.Context, s *Session, path, base string) bool {
-	if s.m.FunctionOf(ctx) == nil {
-		return false
-	}
-	return slices.ContainsFunc([]string{base, "rw " + base, "leader " + base}, func(kind string) bool {
-		return doKey{s, path, kind}.in(ctx).holds()
-	})
-}
-
 // giveUp calls the function `release` through Manager.GiveUp. This function releases d's hold, and
 // Close waits until it has returned.
 func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() error) error {
@@ -213,35 +386,13 @@ func (d *doCall) giveUp(ctx context.Context, m *session.Manager, release func() 
 
 // doHolding runs f, and then calls release. The context of f has d as a value. The context ends
 // with the hold, or when the Session begins to close. The caller has called d.function.Begin.
-func doHolding(ctx context.Context, key doKey, d *doCall, f func(ctx context.Context) error, release func() error) (err error) {
-	ctx, stop := d.untilLost(d.function.In(context.WithValue(ctx, key, d)))
+func doHolding(ctx context.Context, s *Session, d *doCall, f func(ctx context.Context) error, release func() error) (err error) {
+	d.outer, _ = ctx.Value(s).(*doCall)
+	ctx, stop := d.untilLost(d.function.In(context.WithValue(ctx, s, d)))
 	defer func() {
 		d.over.Store(true)
 		stop()
 		err = session.JoinErrors([]error{err, release()})
 	}()
 	return f(ctx)
-}
-
-// The method `do` runs f while a new doCall d has g. Then it calls the function `rest`, and
-// releases g. If Cond.Wait has acquired another grant instead of g, `do` releases that grant. If f
-// has unlocked g in another way, `do` has nothing to release, and returns ErrNotLocked.
-func (q *localLock) do(ctx context.Context, key doKey, op string, g *lock.Grant, f func(ctx context.Context) error, rest func()) error {
-	d := newDoCall(ctx, q.s, q, g)
-	if err := d.function.Begin(); err != nil {
-		finish, _ := q.BeginRelease(g)
-		q.s.m.GiveUp(ctx, finish)
-		return opError(op, q.Path, err)
-	}
-	return doHolding(ctx, key, d, f, func() error {
-		q, g := d.now()
-		if g == nil {
-			d.function.End()
-			return opError(op, q.Path, ErrNotLocked)
-		}
-		return opError(op, q.Path, d.giveUp(ctx, q.s.m, func() error {
-			rest()
-			return q.Release(g)
-		}))
-	})
 }

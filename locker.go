@@ -120,7 +120,7 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 		}
 		locked++
 		if q, modes := partsOf(l); q != nil {
-			leave = append(leave, q.Standing(modes...).AfterFunc(end))
+			leave = append(leave, q.local.Standing(modes...).AfterFunc(end))
 		} else if h, ok := l.(interface{ Lost() <-chan struct{} }); ok {
 			lost := h.Lost()
 			watching.Go(func() {
@@ -205,7 +205,7 @@ func inOrder(ls []Locker) ([]Locker, error) {
 // fullPath returns the path of l on the servers, as far as it is known.
 func fullPath(l Locker) string {
 	if q, _ := partsOf(l); q != nil {
-		return q.s.m.Full(q.Path)
+		return q.s.m.Full(q.path)
 	}
 	return l.(interface{ Path() string }).Path()
 }

@@ -3,6 +3,7 @@ package zsync
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -11,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the options of locks, elections and groups, the layouts, and `setup`, which has all
-// options. queueoptions.go has the other options of a Queue, and options.go those of a Session.
+// This file has `setup`, which has all options, the options of locks, elections and groups, and the
+// layouts. queueoptions.go has the other options of a Queue, and options.go those of a Session.
 
 // A setup has the options of a Session or of a primitive, which uses only some of the fields.
 type setup struct {
@@ -67,6 +68,19 @@ type GroupOption interface{ applyGroup(*setup) }
 
 // An ElectionOption changes an Election. [LockOption] names more options.
 type ElectionOption interface{ applyElection(*setup) }
+
+// A QueueOption changes a Queue.
+type QueueOption interface{ applyQueue(*setup) }
+
+// A ValueOption changes a Value, Map, Int64, Flight, OnceValue or OnceValues.
+type ValueOption interface{ applyValue(*setup) }
+
+// A CodecOption is a [QueueOption], a [GroupOption] and a [ValueOption].
+type CodecOption interface {
+	QueueOption
+	GroupOption
+	ValueOption
+}
 
 // An option is an option of any primitive. The result type of its constructor says of which ones.
 type option func(*setup)
@@ -162,6 +176,26 @@ func WithHealth(f func(ctx context.Context) error) LockOption {
 		c.limits, c.notGroup = cmp.Or(c.limits, new(lock.Limits)), "WithHealth"
 		c.limits.Health = f
 	}, f != nil, "WithHealth: the function is nil")
+}
+
+// A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, but at most Max, and shortened at
+// random by up to the fraction Jitter. In [WithRetry], the first pause is 0.
+type Backoff struct {
+	Min, Max time.Duration
+	Factor   float64 // at least 1; 0 means 2
+	Jitter   float64 // from 0 to 1
+}
+
+func (b Backoff) check() error {
+	switch {
+	case b.Min <= 0 || b.Max < b.Min:
+		return session.Invalid("backoff from %v to %v; want 0 < Min <= Max", b.Min, b.Max)
+	case b.Factor != 0 && b.Factor < 1 || math.IsNaN(b.Factor):
+		return session.Invalid("backoff factor %v is below 1", b.Factor)
+	case b.Jitter < 0 || b.Jitter > 1 || math.IsNaN(b.Jitter):
+		return session.Invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
+	}
+	return nil
 }
 
 // The rest of this file has the layouts of a line: the names that zsync, Curator, go-zookeeper

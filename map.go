@@ -24,8 +24,8 @@ import (
 //
 // Operations on one key are linearizable. A key that was deleted and stored again is never mistaken
 // for the old key, unless another program deletes path itself. [Map.Range] and [Map.All] read a
-// snapshot; [Map.Clear] is not one step. Any string is a key; about ten thousand work well. Each
-// deletion makes a running Swap, CompareAndSwap, LoadAndDelete or CompareAndDelete start again.
+// snapshot. Any string is a key; about ten thousand work well. Each deletion makes a running Swap,
+// CompareAndSwap, LoadAndDelete or CompareAndDelete start again.
 //
 // # Loss
 //

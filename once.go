@@ -106,11 +106,8 @@ func (o *Once) fail(op string, err error) error { return opError(op, o.path, err
 // returns the stored data. The function f receives the name of its znode in the line. If f
 // fails, do returns f's error unchanged.
 func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
-	if err := o.check(ctx); err != nil {
+	if err := o.entering(ctx, o.line.Bases); err != nil {
 		return nil, o.fail("do", err)
-	}
-	if o.doKey().in(ctx) != nil || inLine(ctx, o.s, o.path, o.line.Bases[0]) {
-		return nil, o.fail("do", ErrDeadlock)
 	}
 	if data, ok, err := o.settled(); ok {
 		return data, o.fail("do", err)
@@ -163,7 +160,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
 		err = session.ErrEnded // the last `look` may have used a later session than h's
 	}
-	d := newDoCall(ctx, o.s, nil, h)
+	d := o.newDoCall(ctx, "mutex", o.line.Bases[0], nil, h) // a Once and a Mutex at the same path use the same line
 	if err == nil {
 		err = d.function.Begin()
 	}
@@ -173,7 +170,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	}
 	var failed error
 	returned := false
-	err = doHolding(ctx, o.doKey(), d, func(ctx context.Context) error {
+	err = doHolding(ctx, o.s, d, func(ctx context.Context) error {
 		data, failed = f(ctx, session.BaseName(h.Claim.Path))
 		returned = true
 		return failed
@@ -197,9 +194,6 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	})
 	return data, err
 }
-
-// A Once and a Mutex at the same path use the same line. So doKey returns the key of such a Mutex.
-func (o *Once) doKey() doKey { return doKey{o.s, o.path, o.line.Bases[0]} }
 
 // The method `settled` reports whether this process knows the result without a request. The
 // result is the mark's data, or an error if a function panicked.
@@ -364,7 +358,7 @@ func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Gr
 		return nil, nil, errMarked
 	}
 	b := behind.Now()
-	err = waitEnded(ctx, o.s.m, err, op.began, headContender(b, ModeExclusive), b.Place)
+	err = waitEnded(ctx, o.s.m, err, op.began, firstAhead(b, nil, ModeExclusive), b.Place)
 	op.end(err)
 	return nil, nil, err
 }

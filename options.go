@@ -172,27 +172,6 @@ func WithTrace(w io.Writer) Option {
 // the session timeout.
 func WithLossOnSuspend() Option { return func(c *setup) { c.conf.LossOnSuspend = true } }
 
-// A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, but at most Max: 100, 200, 400 ms
-// with Min 100 ms. Each pause is shortened at random by up to the fraction Jitter. In [WithRetry],
-// the first repetition has no pause.
-type Backoff struct {
-	Min, Max time.Duration
-	Factor   float64 // at least 1; 0 means 2
-	Jitter   float64 // from 0 to 1
-}
-
-func (b Backoff) check() error {
-	switch {
-	case b.Min <= 0 || b.Max < b.Min:
-		return session.Invalid("backoff from %v to %v; want 0 < Min <= Max", b.Min, b.Max)
-	case b.Factor != 0 && b.Factor < 1 || math.IsNaN(b.Factor):
-		return session.Invalid("backoff factor %v is below 1", b.Factor)
-	case b.Jitter < 0 || b.Jitter > 1 || math.IsNaN(b.Jitter):
-		return session.Invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
-	}
-	return nil
-}
-
 // A warnings value is a handler that drops records below the level of a warning.
 type warnings struct{ slog.Handler }
 

@@ -8,9 +8,6 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// A QueueOption changes a Queue.
-type QueueOption interface{ applyQueue(*setup) }
-
 // defaultPrefetch is large, so that one claim covers many elements: a claim costs a write on
 // every server.
 const defaultPrefetch = 128

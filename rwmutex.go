@@ -39,10 +39,7 @@ import (
 //
 // A writer is path/_c_<uuid>-__WRIT__<seq>, and a reader path/_c_<uuid>-__READ__<seq>, as in
 // Curator (docs/interop.md).
-type RWMutex struct {
-	made
-	local localLock
-}
+type RWMutex struct{ localLock }
 
 // The algorithm is "Shared Locks" from the ZooKeeper recipes. The downgrade is Curator's.
 //
@@ -57,8 +54,9 @@ type RWMutex struct {
 // NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	c := newSetup(opts)
-	rw := &RWMutex{made: made{s: s, path: path}}
-	if rw.err = checkNew(s, path, c.err); rw.err != nil {
+	rw := new(RWMutex)
+	if err := checkNew(s, path, c.err); err != nil {
+		rw.made = made{s: s, path: path, err: err}
 		return rw
 	}
 	write, read := "__WRIT__", "__READ__"
@@ -68,44 +66,43 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	ln := lock.New(s.m, path, c.layout.naming(), write, read)
 	ln.Strict, ln.Limits, ln.Kept = true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
 	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                           // for the writers
-	rw.local.init(s, "rwmutex", "lock", path, ln, c)
-	rw.local.prefix = "rw "
+	rw.init(s, "rwmutex", "lock", path, ln, c)
 	return rw
 }
 
 // Lock locks rw for writing, as [Mutex.Lock] does.
 func (rw *RWMutex) Lock(ctx context.Context) error {
-	_, _, err := rw.acquire(ctx, &rw.local, lock.Exclusive, false)
+	_, _, err := rw.acquire(ctx, lock.Exclusive, false)
 	return opError("lock", rw.path, err)
 }
 
 // RLock locks rw for reading. RLock waits while a writer holds rw or is ahead, until ctx ends or
 // the Session is closed. Within Do and RDo, use RDo.
 func (rw *RWMutex) RLock(ctx context.Context) error {
-	_, _, err := rw.acquire(ctx, &rw.local, lock.Shared, false)
+	_, _, err := rw.acquire(ctx, lock.Shared, false)
 	return opError("rlock", rw.path, err)
 }
 
 // TryLock is [Mutex.TryLock] for writing; it waits for no other contender.
 func (rw *RWMutex) TryLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, &rw.local, lock.Exclusive)
-	return ok, opError("trylock", rw.path, err)
+	g, err := rw.try(ctx, lock.Exclusive)
+	return g != nil, opError("trylock", rw.path, err)
 }
 
 // TryRLock is [Mutex.TryLock] for reading.
 func (rw *RWMutex) TryRLock(ctx context.Context) (bool, error) {
-	ok, err := rw.try(ctx, &rw.local, lock.Shared)
-	return ok, opError("tryrlock", rw.path, err)
+	g, err := rw.try(ctx, lock.Shared)
+	return g != nil, opError("tryrlock", rw.path, err)
 }
 
 // Unlock unlocks rw for writing.
 func (rw *RWMutex) Unlock() error {
-	return opError("unlock", rw.path, rw.release(&rw.local, lock.Exclusive))
+	return opError("unlock", rw.path, rw.release(lock.Exclusive))
 }
 
 // RUnlock undoes a single [RWMutex.RLock].
 func (rw *RWMutex) RUnlock() error {
-	return opError("runlock", rw.path, rw.release(&rw.local, lock.Shared))
+	return opError("runlock", rw.path, rw.release(lock.Shared))
 }
 
 // RLocker returns a [Locker] whose Lock and Unlock are rw's RLock and RUnlock.
@@ -128,24 +125,24 @@ var (
 func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	err := rw.check(ctx)
 	if err == nil {
-		err = rw.local.Downgrade(ctx, rw.local.within(ctx).bare())
+		err = rw.local.Downgrade(ctx, rw.within(ctx).bare())
 	}
 	return opError("downgrade", rw.path, err)
 }
 
 // Lost is [Mutex.Lost] for the write hold or, without one, for all read holds.
-func (rw *RWMutex) Lost() <-chan struct{} { return rw.lost(&rw.local, lock.Exclusive, lock.Shared) }
+func (rw *RWMutex) Lost() <-chan struct{} { return rw.lost(lock.Exclusive, lock.Shared) }
 
 // Token is like [Mutex.Token], for the write hold if there is one. It is greater than that of every
 // hold that ended before this one began. Readers of one process share it; a later call can return a
 // greater one.
 func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
-	return rw.token(ctx, &rw.local)
+	return rw.token(ctx)
 }
 
 // Txn is [Mutex.Txn], for the present hold, for writing or for reading.
 func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return rw.txn(ctx, &rw.local, ops)
+	return rw.txn(ctx, ops)
 }
 
 // Contenders returns the holders of rw and the waiters, in their order. Goroutines of one process
@@ -168,21 +165,21 @@ func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
 
 // Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, &rw.local, "do", lock.Exclusive, func() {}, f)
+	return rw.do(ctx, "do", lock.Exclusive, func() {}, f)
 }
 
 // RDo is [Mutex.Do] for reading, also reentrant inside [RWMutex.Do].
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, &rw.local, "rdo", lock.Shared, func() {}, f)
+	return rw.do(ctx, "rdo", lock.Shared, func() {}, f)
 }
 
 func (rw *RWMutex) parts() (*localLock, []lock.HoldMode) {
-	return &rw.local, []lock.HoldMode{lock.Exclusive, lock.Shared}
+	return &rw.localLock, []lock.HoldMode{lock.Exclusive, lock.Shared}
 }
 
 func (r *rlocker) parts() (*localLock, []lock.HoldMode) {
-	return &r.local, []lock.HoldMode{lock.Shared}
+	return &r.localLock, []lock.HoldMode{lock.Shared}
 }
 
 // Lost returns a channel that is closed when a read lock of this process is lost.
-func (r *rlocker) Lost() <-chan struct{} { return r.lost(&r.local, lock.Shared) }
+func (r *rlocker) Lost() <-chan struct{} { return r.lost(lock.Shared) }

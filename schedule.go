@@ -219,7 +219,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
 	// next hold.
 	lock := NewMutex(c.s, c.path)
-	if lock.local.within(ctx) != nil {
+	if lock.within(ctx) != nil {
 		return false, ErrDeadlock
 	}
 	waiting, end := context.WithCancelCause(ctx)
@@ -281,7 +281,7 @@ func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecor
 	// The previous holder first recorded its result, and then released the lock. We hold the lock
 	// now, so this read returns that record. If the read runs in a later session than the hold,
 	// the hold is lost. A check after the read finds that.
-	g, _, err := lock.current(&lock.local, nil)
+	g, _, err := lock.current(nil)
 	if err != nil {
 		return false, err
 	}

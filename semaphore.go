@@ -132,7 +132,7 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 	var ahead lock.Ahead
 	if a, err = m.obtain(ctx, n, true, &ahead); err != nil {
 		b := ahead.Now()
-		behind, place := headContender(b, ModePermits), min(b.Place, 1)
+		behind, place := firstAhead(b, nil, ModePermits), min(b.Place, 1)
 		if w, ok := err.(*WaitError); ok {
 			err = w.err // the cause of the end; other contenders are ahead of us at the gate
 			if w.Place > 0 {
@@ -231,9 +231,9 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		}
 		var gate *lock.Grant
 		if wait { // Step 1.
-			_, gate, err = m.gate.acquire(ctx, &m.gate.local, lock.Exclusive, false)
+			_, gate, err = m.gate.acquire(ctx, lock.Exclusive, false)
 		} else {
-			gate, err = m.gate.local.try(ctx, lock.Exclusive)
+			gate, err = m.gate.try(ctx, lock.Exclusive)
 		}
 		if gate == nil || err != nil {
 			return nil, err
@@ -662,7 +662,7 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 		release()
 		return opError("do", m.path, err)
 	}
-	return doHolding(ctx, doKey{m.s, m.path, "permits"}, d, f, release)
+	return doHolding(ctx, m.s, d, f, release)
 }
 
 // Release releases n permits of this Semaphore value, from any number of Acquires. If there are

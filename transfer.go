@@ -23,7 +23,7 @@ import (
 // zsync ahead of the heir move to the back; candidates of Curator and kazoo lead first.
 func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 	defer e.wrap("transfer", &err)
-	g, _, err := e.current(&e.local, nil)
+	g, _, err := e.current(nil)
 	switch {
 	case err != nil:
 		return err
@@ -54,7 +54,7 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		return c.Explain(err)
 	}
 	resigning := ctx
-	within := e.local.within(ctx) != nil
+	within := e.within(ctx) != nil
 	if within { // Transfer was called by Run's function, so it cannot wait for the end of that function
 		var end context.CancelFunc
 		resigning, end = context.WithCancel(resigning)

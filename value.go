@@ -22,9 +22,8 @@ import (
 //	ok, err := limit.CompareAndSwap(ctx, version, n+1)
 //	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
-// Operations are linearizable: a hundred Updates that each add one add a hundred. Load is as new as
-// ZooKeeper's sync: a leader that is cut off can return an old value for some seconds. No write
-// depends on such a read.
+// Operations are linearizable: a hundred Updates that each add one add a hundred. Load relies on
+// ZooKeeper's sync (docs/guarantees.md).
 //
 // # Loss
 //
@@ -109,8 +108,8 @@ func (v *Value[T]) load(ctx context.Context) (x T, version Version, err error) {
 	return x, versionOf(n.Stat), err
 }
 
-// The method `read` reads the znode. If nothing is stored, the Stat is nil. If fresh is false, the
-// result may be as old as the state of the server.
+// The method `read` reads the znode, as old as the server's state unless it is fresh. If nothing is
+// stored, the Stat is nil.
 func (v *Value[T]) read(ctx context.Context, fresh bool) (n session.Node, err error) {
 	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 		read := inc.Get
@@ -138,8 +137,7 @@ func (v *Value[T]) decode(n session.Node) (x T, err error) {
 	return x, err
 }
 
-// The method `encode` returns the stored form of x. It returns an error if that form cannot be
-// stored, or does not fit into a transaction.
+// The method `encode` returns the stored form of x, which can be stored and fits into a transaction.
 func (v *Value[T]) encode(x T) ([]byte, error) {
 	data, err := codec.Encode(v.codec, x)
 	if err != nil {
@@ -235,8 +233,7 @@ func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (swappe
 	return false, nil
 }
 
-// The method `swap` writes `data` if the znode has the version `old`. It reports whether it has
-// written.
+// The method `swap` writes `data` if the znode has the version `old`, and reports whether it did.
 func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
 	var err error
 	if old == (Version{}) {
@@ -297,10 +294,7 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 		case err != nil && fresh:
 			return zero, err
 		case err != nil:
-			// Update may return an error of f only if f's argument was at least as new as the call of
-			// Update. So repeat with a fresh read. If that read fails, Update returns the error of the read,
-			// and not f's error about an old value.
-			continue
+			continue // Update may return an error of f only if f's argument was at least as new as the call
 		}
 		switch ok, err := v.swap(ctx, versionOf(n.Stat), data); {
 		case err != nil:
@@ -308,8 +302,8 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 		case ok:
 			return x, nil
 		}
-		// Wait a little before the next attempt, so that competing processes do not try at the same
-		// times. The wait is short, because one of these processes has succeeded.
+		// Competing processes must not try at the same times. The wait is short, because one of them has
+		// succeeded.
 		delay := v.s.m.Config.Retry.Delay(min(try+1, 5)) // it may be the largest Duration
 		if err := v.s.m.Sleep(ctx, dice.Below(max(delay, 1))); err != nil {
 			return zero, err
@@ -321,42 +315,37 @@ func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, er
 // older value again. Without a value, it waits.
 func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 	return watching(ctx, &v.made, func(ctx context.Context, out chan<- T) error {
-		var told Version // of the last value that was sent or could not be decoded
-		return v.s.m.During(ctx, func(inc *session.Incarnation) error { return v.follow(ctx, inc, out, &told) })
-	})
-}
-
-// The method `follow` sends every value that it reads within one session, unless its Version is
-// *told.
-//
-// Within a session, no read is older than the read before it: a server that lags behind the client
-// refuses the client's connection. The first read of a session is not older than the last read of
-// the previous session either. A later transaction created the new session, and its server has
-// applied that transaction. The call of Sync makes the very first value at least as new as the call
-// of Watch. Versions are compared for equality only: the counter wraps, so it does not show which
-// of two values is older.
-func (v *Value[T]) follow(ctx context.Context, inc *session.Incarnation, out chan<- T, told *Version) error {
-	if err := inc.Sync(ctx, v.at.Path); err != nil {
-		return err
-	}
-	return inc.Follow(ctx, v.at.Path, func(n session.Node, change *conn.Watch) error {
-		version := versionOf(n.Stat)
-		if version == *told || session.Unstored(n.Data, n.Stat) {
-			return nil
-		}
-		x, err := v.decode(n)
-		switch {
-		case err == ErrNoValue:
-			return nil
-		case err != nil:
-			inc.Manager.Log.Error("zsync: cannot watch a value", "path", v.path, "version", version, "err", err)
-			*told = version
-			return nil
-		}
-		sent, err := session.Offer(ctx, out, x, change.Fired, inc.Ctx.Done())
-		if sent {
-			*told = version
-		}
-		return err
+		// Within a session, no read is older than the read before it: a server that lags behind the client
+		// refuses the client's connection. The first read of a session is not older than the last read of
+		// the previous session either. A later transaction created the new session, and its server has
+		// applied that transaction. The call of Sync makes the very first value at least as new as the call
+		// of Watch.
+		var told Version // of the last value that was sent or could not be decoded; the counter wraps, so it shows no order
+		return v.s.m.During(ctx, func(inc *session.Incarnation) error {
+			if err := inc.Sync(ctx, v.at.Path); err != nil {
+				return err
+			}
+			return inc.Follow(ctx, v.at.Path, func(n session.Node, change *conn.Watch) error {
+				version := versionOf(n.Stat)
+				if version == told || session.Unstored(n.Data, n.Stat) {
+					return nil
+				}
+				x, err := v.decode(n)
+				if err == ErrNoValue {
+					return nil
+				}
+				sent := err != nil
+				if sent {
+					inc.Manager.Log.Error("zsync: cannot watch a value", "path", v.path, "version", version, "err", err)
+					err = nil
+				} else {
+					sent, err = session.Offer(ctx, out, x, change.Fired, inc.Ctx.Done())
+				}
+				if sent {
+					told = version
+				}
+				return err
+			})
+		})
 	})
 }
