@@ -13,9 +13,8 @@ import (
 //	id, err := n.Add(ctx, 1) // no two processes get the same
 //	last, err := n.Load(ctx)
 //
-// Operations are linearizable: a thousand calls of Add with 1 add a thousand. A new Int64 is 0. Add
-// and Swap wrap around, as in Go. If the stored data is no number, every method except Store
-// returns an error and changes nothing.
+// Operations are linearizable. A new Int64 is 0. Add and Swap wrap around, as in Go. If the data is
+// no number, all methods but Store fail.
 //
 // # Loss
 //
@@ -88,7 +87,7 @@ func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) 
 		return x, nil
 	})
 	if err == other {
-		return false, nil // false is right, because `update` has compared a number that is at least as new as the call
+		return false, nil // `update` has compared a number that is not older than the call
 	}
 	return err == nil, opError("compareandswap", n.v.path, err)
 }

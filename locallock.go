@@ -105,7 +105,7 @@ func (q *localLock) token(ctx context.Context) (tok int64, err error) {
 
 func (q *localLock) txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, err error) {
 	err = q.withCurrent(ctx, func(g *lock.Grant, _ lock.HoldMode) (err error) {
-		// The channel is not that of g. If g is the use of a reader, the RUnlock of another reader may end it.
+		// This is not g's channel. If g is the use of a reader, the RUnlock of another reader may end it.
 		lost := q.lost(lock.Exclusive, lock.Shared)
 		rs, err = q.s.sending(ctx, lost, ops, func(ops []any) ([]zk.MultiResponse, error) { return q.local.Txn(ctx, g, ops) })
 		return err
@@ -135,8 +135,8 @@ func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode 
 }
 
 // The method `do` does the work of Do and RDo: it runs f with a hold, calls the function `rest`, and
-// releases the hold. If Cond.Wait has acquired another hold instead, `do` releases that one. If f has
-// unlocked the hold in another way, `do` has nothing to release, and returns ErrNotLocked.
+// releases the hold, or the hold that Cond.Wait has acquired instead. If f has unlocked the hold in
+// another way, `do` has nothing to release, and returns ErrNotLocked.
 func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest func(), f func(ctx context.Context) error) error {
 	if q.misuse() == nil && f == nil {
 		return opError(op, q.path, session.Invalid("the function is nil"))
@@ -253,8 +253,8 @@ func (m *made) newDoCall(ctx context.Context, kind, base string, l *lock.Lock, g
 	return d
 }
 
-// The method `callOf` returns the innermost call that has made ctx, still runs, fits, and has a
-// contender with one of these bases in the line of m's path.
+// The method `callOf` looks for the calls that have made ctx and still run. It returns the innermost
+// call that fits and has a contender in the line of m's path, with one of `bases`.
 func (m *made) callOf(ctx context.Context, bases []string, fits func(d *doCall) bool) *doCall {
 	if m.s == nil {
 		return nil
@@ -266,10 +266,10 @@ func (m *made) callOf(ctx context.Context, bases []string, fits func(d *doCall) 
 	return d
 }
 
-// The method `entering` returns the reason why a contender with one of these bases cannot enter the
-// line of m's path, or nil. It would wait for the function in whose context ctx was made, if that
-// function has such a contender. The two may belong to different primitives, such as an Election and
-// a Mutex.
+// The method `entering` returns the reason why a contender cannot enter the line of m's path, or nil.
+// If ctx was made by a function that has a contender there, with one of `bases`, the new contender
+// would wait for that function. The two may belong to different primitives, such as an Election and a
+// Mutex.
 func (m *made) entering(ctx context.Context, bases []string) error {
 	err := m.check(ctx)
 	if err == nil && m.callOf(ctx, bases, (*doCall).holds) != nil {

@@ -178,8 +178,9 @@ func WithHealth(f func(ctx context.Context) error) LockOption {
 	}, f != nil, "WithHealth: the function is nil")
 }
 
-// A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, at most Max, shortened at random by
-// up to the fraction Jitter. The first of [WithRetry] is 0.
+// A Backoff paces attempts. The n'th pause is Min × Factorⁿ⁻¹, but at most Max: 100, 200, 400 ms
+// with Min 100 ms. Each pause is shortened at random by up to the fraction Jitter. In [WithRetry],
+// the first repetition has no pause.
 type Backoff struct {
 	Min, Max time.Duration
 	Factor   float64 // at least 1; 0 means 2
