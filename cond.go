@@ -125,12 +125,9 @@ func (c *Cond) wait(ctx context.Context) error {
 	return nil
 }
 
-// The method `unlock` unlocks L, and returns the function that locks L again. The unlocking does
-// not stop when ctx ends: it continues in the background.
-//
-// If ctx comes from a Do of a lock of this package, the method releases the hold of that Do, and
-// the new hold belongs to the same Do. The method chooses the hold before the background work
-// begins, because later, the Do may be over, and the current hold may belong to another goroutine.
+// The method `unlock` unlocks L, in the background if ctx ends, and returns the function that locks L
+// again. It chooses the hold before the background work begins: later, a Do may be over, and the
+// current hold may belong to another goroutine.
 func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
 	if c.misuse() != nil {
 		return nil, c.L.Unlock()
@@ -188,9 +185,7 @@ func (c *Cond) awaitLast(ctx context.Context, inc *session.Incarnation, own *con
 	watches := []*conn.Watch{own}
 	if len(ahead) > 0 {
 		last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
-		// A watch of children ignores changes of the data. So it does not fire when that waiter gets a
-		// signal.
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last}) // it ignores a signal, which changes the data
 		defer inc.Watches.Leave(w)
 		if _, _, err := inc.Children(ctx, last); err != nil {
 			return unlessNoNode(err)
@@ -219,8 +214,7 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 }
 
 // The method `leave` deletes p's znode, but takes no signal. If p has a signal, or gets one at this
-// instant, it remains without its waiter and must be passed on. We do that if we can. If we cannot,
-// the waiter behind us does it.
+// instant, it is passed on: by us or, if we cannot, by the waiter behind us.
 func (c *Cond) leave(p *lock.Claim) {
 	if p != nil {
 		c.remove(p, false).Await(session.Grace)
@@ -252,7 +246,7 @@ func (c *Cond) remove(p *lock.Claim, signalled bool) *session.Deletion {
 }
 
 // If p has a signal, the method `bequeath` passes it on as soon as p's znode is deleted: at once,
-// or when p's session has ended. Perhaps no other client can do this.
+// or when p's session has ended. Perhaps there is no other client to delete it.
 func (c *Cond) bequeath(p *lock.Claim) {
 	ctx := context.Background() // the calls below return when the Session ends
 	c.s.m.During(ctx, func(inc *session.Incarnation) error {
@@ -318,14 +312,14 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 		for _, name := range names {
 			present[name] = true
 		}
-		lost := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		lost := slices.IndexFunc(names, func(name string) bool {
 			waiter, ok := c.waiterOf(name)
-			return !ok || present[waiter] || stays[name]
+			return ok && !present[waiter] && !stays[name]
 		})
-		if len(lost) == 0 {
+		if lost < 0 {
 			return names, nil
 		}
-		if stays[lost[0]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, lost[0])); err != nil {
+		if stays[names[lost]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, names[lost])); err != nil {
 			return nil, err
 		}
 		if names, err = inc.Names(ctx, c.line.Dir); err != nil {
@@ -335,11 +329,10 @@ func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []strin
 }
 
 // The method `pass` moves the signal at path to the first waiter that has no signal and entered the
-// line before the signal was given. If there is no such waiter, the method deletes the signal.
-// Other clients may do the same at this moment. That is harmless, because the signal can be deleted
-// only once. If another program has created a znode below the signal, the signal cannot be deleted.
-// In that case, if the signal is unchanged, the method writes 0 as the zxid at which the signal was
-// given. No waiter entered the line before 0, so no client passes the signal on again.
+// line before the signal was given. If there is no such waiter, the method deletes the signal. Other
+// clients may do the same at this moment, but the signal can be deleted only once. If another program
+// has created a znode below the signal, it cannot be deleted. In that case, the method writes 0 as the
+// zxid at which it was given: no waiter entered the line before 0, so no client passes it on again.
 func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
@@ -380,8 +373,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 }
 
 // The method `mark` returns the writes that give a signal to w. They fail if w has a signal
-// already, or is deleted. The argument data is empty for a new signal. For a signal that is
-// passed on, it is the zxid at which the signal was first given.
+// already, or is deleted. For a signal that is passed on, data is the zxid at which it was first given.
 //
 // Only the name of the signal's znode shows that w has a signal. The version of w's znode is no
 // proof: another program may have written that znode, and so have woken w. Then w waits for L,
@@ -434,8 +426,7 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 		case err == nil, unlessChanged(err) != nil:
 			return err
 		}
-		// Another client has given a signal to a waiter, or a waiter has left. Try again. A Broadcast
-		// leaves out the waiters that came later.
+		// A waiter has got another signal, or has left. A Broadcast leaves out those that came later.
 		var now []lock.Child
 		now, err = c.unwoken(ctx)
 		if all {
@@ -447,13 +438,9 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 }
 
 // The method `unwoken` passes on the signals of deleted waiters. Then it returns the waiters that
-// can get a signal, in their order.
-//
-// The result must contain each waiter that unlocked L before the call of Signal. So the method
-// begins with a sync, after which the server is as new as the leader. The caller's hold of L cannot
-// replace the sync. The caller may have got L directly from a goroutine of this process that waits
-// through another Session. Then the server of this Session may not have the znode of that waiter
-// yet.
+// can get a signal, in their order, with each waiter that unlocked L before the call of Signal. For
+// that, the listing is fresh. The caller's hold of L cannot replace the sync: the caller may have got L
+// directly from a goroutine of this process that waits through another Session.
 func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
 	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {

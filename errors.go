@@ -85,8 +85,8 @@ func waitEnded(ctx context.Context, m *session.Manager, err error, start time.Ti
 	return &WaitError{Behind: behind, Place: place, Waited: time.Since(start), err: m.Explained(ctx, err)}
 }
 
-// The function `waited` returns err. If ctx has ended a wait that began at start, it adds to
-// err the length of the wait, and whether a server answered.
+// The function `waited` returns err. If ctx has ended the wait since start, it adds how long the wait
+// was, and whether a server answered.
 func waited(ctx context.Context, m *session.Manager, start time.Time, err error) error {
 	lasted := time.Since(start).Round(time.Millisecond)
 	if err == nil || lasted == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) && !errors.Is(err, context.Cause(ctx)) {
@@ -111,8 +111,7 @@ func firstAhead(b lock.Behind, owner []byte, mode Mode) Contender {
 	return Contender{}
 }
 
-// opError adds the operation and the path to err. If err has them already, opError returns it
-// unchanged. If err is nil, it returns nil.
+// opError adds the operation and the path to err, unless err is nil or has them already.
 func opError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -219,8 +218,7 @@ func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil
 
 func (r LossReason) word() string { return cmp.Or(lossTexts[r][1], lossTexts[0][1]) }
 
-// lossWord returns the reason of a loss as one word, and the time since which the hold was not
-// valid.
+// lossWord returns the reason of a loss as one word, and the time from which the hold was not valid.
 func lossWord(err error) (string, time.Time) {
 	var lost *LostError
 	if errors.As(err, &lost) {
@@ -232,7 +230,6 @@ func lossWord(err error) (string, time.Time) {
 	return LossReason(0).word(), time.Time{}
 }
 
-// lostError returns the error of a loss.
 func lostError(why session.LossCause, session int64, since time.Time, cause error) error {
 	return &LostError{Reason: LossReason(why), Session: session, Since: since, Err: cause}
 }

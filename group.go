@@ -130,15 +130,13 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 	case <-g.s.m.Closing: // the session may live on for the functions of the program
 		err = g.s.m.Failure()
 	}
-	// That member may have joined at the same instant. Join returns an error, so the member must
-	// leave.
+	// The member may have joined at the same instant.
 	m.leave()
 	session.AwaitFor(m.ended, session.Grace)
 	return nil, err
 }
 
-// The method `encode` returns the stored form of info. It returns an error if that form does not
-// fit into a request.
+// The method `encode` returns the stored form of info, which fits into a request.
 func (m *Membership[T]) encode(info T) ([]byte, error) {
 	data, what := []byte(m.id), "id"
 	if !m.g.kazoo {
@@ -178,8 +176,7 @@ func (m *Membership[T]) run() {
 	if gone == nil || session.IsClosed(gone.Done) {
 		free()
 	} else {
-		// Keep the id until the znode is deleted. Otherwise, the next member of this Session with
-		// this id would mistake the znode for its own.
+		// Until the deletion, the next member of this Session with this id would mistake the znode for its own.
 		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
 	if m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
@@ -187,8 +184,8 @@ func (m *Membership[T]) run() {
 	}
 }
 
-// The method `stay` keeps m in the group within one session. If it fails and the znode exists or
-// may exist, it also returns the deletion of the znode.
+// The method `stay` keeps m in the group within one session. If it fails, it also returns the deletion
+// of the znode, if that may exist.
 func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
 		if gone, err := m.enter(inc); err != nil {
@@ -217,12 +214,9 @@ func (m *Membership[T]) observe(kind session.ReportKind, err error) {
 	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
-// If another session's znode exists, the method `enter` waits for its deletion. Then it creates the
-// znode in inc's session. If the method fails, it returns the deletion of the znode that it may
-// have created.
-//
-// It also waits for a znode of our own previous session. That znode is deleted with its
-// session, which may end on the servers a little later than in this process.
+// The method `enter` creates the znode in inc's session, after the deletion of another session's: of
+// another member, or of our previous session, which may end on the servers a little later than in this
+// process. If the method fails, it returns the deletion of the znode that it may have created.
 func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
 		m.mu.Lock()
@@ -262,7 +256,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 }
 
 // The method `entered` is called when the znode in inc's session has *data. If Set has replaced the
-// data since, the method sets *data and returns false. Otherwise, later calls of Set write.
+// data since, it sets *data and returns false. Otherwise, later calls of Set write.
 func (m *Membership[T]) entered(inc *session.Incarnation, data *[]byte) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -292,8 +286,7 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 	case session.IsClosed(m.ended):
 		return m.err
 	}
-	// When m leaves, a write must not follow, because the next member with the same id may have its
-	// znode already.
+	// When m leaves, no write must follow: the next member with the same id may have its znode already.
 	writing, stop := m.g.s.m.Until(ctx, m.leaving.Done())
 	defer stop()
 	select {
@@ -302,9 +295,7 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 	case <-writing.Done():
 	}
 	if err = session.CtxErr(writing); err == nil {
-		// Each Set stores its own data, in its turn. If a Set stored the data of another Set, it would
-		// return the refusal of those data.
-		m.mu.Lock()
+		m.mu.Lock() // each Set stores its own data, in its turn: it must not return the refusal of another Set's data
 		m.data = data
 		inc := m.inc
 		m.mu.Unlock()

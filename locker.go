@@ -76,19 +76,14 @@ func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, un
 	return nil, nil, err
 }
 
-// errPartLost means that a lock was lost while LockAll waited for another lock.
 var errPartLost = errors.New("a lock was lost while another was waited for")
 
-// lockEach locks either all of ls or none of them, one after the other, in their order. It returns
-// a context that ends at the first loss, and a function that unlocks all.
+// lockEach locks all of ls or none, one after the other. It returns a context that ends at the first
+// loss, and a function that unlocks all. All callers have the same order, and hold only earlier locks
+// while they wait. So two callers never wait for each other.
 //
-// While a caller waits for a lock, it holds only locks that come earlier in the order. All callers
-// have the same order. So two callers never wait for each other, whatever the number of their
-// locks.
-//
-// If a lock is lost while lockEach waits for another lock, it unlocks all and fails with
-// errPartLost. The reason is that other goroutines of this process may want the lost lock. They
-// must not wait for the other lock, too.
+// If a lock is lost while lockEach waits for another lock, it unlocks all and fails with errPartLost:
+// other goroutines of this process that want the lost lock must not wait for the other lock, too.
 func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() error, err error) {
 	held, end, rest := session.EndingContext(ctx)
 	locked := 0
@@ -178,8 +173,7 @@ func unlockAll(ls []Locker) (err error) {
 	return nil
 }
 
-// inOrder sorts lockers by their full paths. So processes with different chroots use the same
-// order.
+// inOrder sorts lockers by their full paths, so that different chroots have the same order.
 func inOrder(ls []Locker) ([]Locker, error) {
 	for i, l := range ls {
 		p, ok := l.(interface{ Path() string })

@@ -138,15 +138,15 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	return m.fail("delete", key, err)
 }
 
-// The method `counting` returns the write that counts a deletion. The data of this write show tools
-// that the path belongs to a map. They also show zsync that the servers do not remove the path.
+// The method `counting` returns the write that counts a deletion. Its data show that the path is a
+// map's, and that the servers do not remove it.
 func (m *Map[V]) counting() any {
 	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
 }
 
 // The method `deletion` returns operations that delete a key whose counter is exactly version, and
-// count the deletion. In a request, -1 means any version. So if version is -1, the operations first
-// write the key, which sets the counter to 0: see [session.SwapOps].
+// count the deletion. In a request, -1 means any version, so the key is then written first, which sets
+// the counter to 0: see [session.SwapOps].
 func (m *Map[V]) deletion(path string, version int32) (ops []any) {
 	if version == -1 {
 		ops, version = session.SwapOps(path, nil, -1), 0
@@ -220,8 +220,8 @@ func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops f
 }
 
 // The method `change` reads key and, if it exists, calls ops with its Stat. It applies the operations
-// that ops returns, if key is still unchanged. If another process has changed key, `change` starts
-// again. It returns the state of key before the change.
+// that ops returns if key is still unchanged, and otherwise starts again. It returns the state of key
+// before the change.
 //
 // ZooKeeper compares the counter of the key's znode. This counter starts again if the znode is
 // deleted and created again. So the transaction also checks that no key of the map was deleted
@@ -275,7 +275,6 @@ func (m *Map[V]) Len(ctx context.Context) (int, error) {
 	return len(names), opError("len", m.path, err)
 }
 
-// The method `list` returns the newest list of the names of the keys' znodes.
 func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -287,9 +286,8 @@ func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// The method `names` lists the names of the keys' znodes with the function `list`. The result
-// `listed` is the zxid of the transaction that last created or deleted a child of the map's znode
-// before the listing. It is 0 if the map's znode does not exist.
+// The method `names` lists the names of the keys' znodes with the function `list`, and returns the
+// pzxid of the map's znode, which is 0 if that does not exist.
 func (m *Map[V]) names(ctx context.Context, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) (names []string, listed int64, err error) {
 	names, stat, err := list(ctx, m.dir())
 	switch {
@@ -318,8 +316,7 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 	return nil
 }
 
-// deleteAll deletes keys in one transaction. If one of the keys does not exist, or is the parent of
-// other znodes, it deletes them one by one.
+// deleteAll deletes keys in one transaction or, if one of them is missing or has children, one by one.
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
@@ -389,19 +386,15 @@ func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 	}
 }
 
-// snapshotTries is the number of attempts to read a snapshot without watches.
-const snapshotTries = 4
-
 // The method `snapshot` returns the znodes of the whole map, by key, as they were at one moment.
 //
 // It lists the keys and reads them, and then does both again. If the pzxid of the map's znode is
-// the same in both listings, no key was added or deleted between the listings. A value with the
-// same Version in both reads did not change between the reads. The second listing is later than the
-// first reads and earlier than the second reads. So the keys and the values are those of the moment
+// the same in both listings, no key was added or deleted between them. A value with the same Version
+// in both reads did not change between the reads. So the keys and the values are those of the moment
 // of the second listing. To compare only the Versions is not enough: a key can be created after the
-// first listing and deleted before the second. Then neither listing shows that key, although other
-// keys may have changed only while it existed. If the map changes all the time, `snapshot` follows
-// the map instead: see the type `follower` of package session.
+// first listing and deleted before the second, and other keys may have changed only while it existed.
+// If the map changes all the time, `snapshot` follows it instead: see the type `follower` of package
+// session.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
@@ -411,7 +404,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 		var before map[string]session.Node
 		var listed int64
 		list := inc.ChildrenFresh // only the first listing must be fresh: later reads are not older
-		for try := range snapshotTries {
+		for try := range 4 {
 			names, now, err := m.names(ctx, list)
 			if err == nil {
 				nodes, err = inc.GetChildren(ctx, m.dir(), names)
@@ -440,8 +433,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	return keyed(nodes), err
 }
 
-// The function `keyed` returns nodes by key instead of by name. It leaves out znodes that do not
-// belong to a key.
+// The function `keyed` returns nodes by key instead of by name, without znodes that have no key.
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {

@@ -47,7 +47,6 @@ func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	return newMutex(s, path, c)
 }
 
-// newMutex does the work of NewMutex, but does not check its arguments.
 func newMutex(s *Session, path string, c setup) *Mutex {
 	base := "lock-"
 	if c.layout == LayoutKazoo {
@@ -157,8 +156,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error
 	return m.doThen(ctx, func() {}, f)
 }
 
-// doThen does the work of Do. It calls the function `rest` before it releases m. If ctx has ended,
-// both happen in the background.
+// doThen does the work of Do. It calls the function `rest` before it releases m.
 func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
 	return m.do(ctx, "do", lock.Exclusive, rest, f)
 }

@@ -41,15 +41,8 @@ import (
 // Curator (docs/interop.md).
 type RWMutex struct{ localLock }
 
-// The algorithm is "Shared Locks" from the ZooKeeper recipes. The downgrade is Curator's.
-//
-//  1. Enter: create an ephemeral, sequential child for reading or for writing.
-//  2. List the children, without a watch.
-//  3. A writer holds the lock if no contender is ahead. A reader holds it if no writer is
-//     ahead.
-//  4. If a contender is in the way, watch only the nearest such contender, until it is deleted.
-//  5. If that contender was the only one in the way, and no other can have taken its place, the
-//     client holds the lock. Otherwise, continue with step 2.
+// The algorithm is "Shared Locks" from the ZooKeeper recipes, see package lock. The downgrade is
+// Curator's.
 
 // NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {

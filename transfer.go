@@ -53,9 +53,8 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		}
 		return c.Explain(err)
 	}
-	resigning := ctx
-	within := e.within(ctx) != nil
-	if within { // Transfer was called by Run's function, so it cannot wait for the end of that function
+	resigning, within := ctx, e.within(ctx) != nil
+	if within { // Run's function has called us, so we cannot wait for the end of that function, or for the heir
 		var end context.CancelFunc
 		resigning, end = context.WithCancel(resigning)
 		end()
@@ -64,7 +63,7 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		dropWish(inc, wish)
 		return err
 	}
-	if !within { // else Run's function has called us, and must return before the heir can lead
+	if !within {
 		err := e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) })
 		if errors.Is(err, session.ErrEnded) {
 			err = inc.Loss() // the wish has ended with its session
@@ -74,11 +73,10 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 			return err
 		}
 	}
-	// In the background, keep the wish until the heir's znode is deleted. Do not delete it as soon as
-	// the heir is the first in the line: the heir may read the line much later, and without the wish,
-	// it would let a candidate with a higher priority lead first. An heir that is a zsync program
-	// deletes the wish itself when it leads. The wish also ends with its session, so Close waits for a
-	// while for the heir to lead.
+	// In the background, keep the wish until the heir's znode is deleted. The heir may read the line
+	// much later than it is the first, and without the wish, it would let a candidate with a higher
+	// priority lead first. An heir that is a zsync program deletes the wish itself when it leads. The
+	// wish also ends with its session, so Close waits for a while for the heir to lead.
 	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
 	return nil
 }
