@@ -80,7 +80,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	c.timer = time.AfterFunc(whenIdle, c.rest)
-	q.claimant = c
+	q.claimant, q.alive = c, nil
 	unhook := inc.Ended.AfterFunc(func(cause error) { c.lose(inc.EndError(cause)) })
 	q.m.Spawn(func() {
 		defer stay()
@@ -218,7 +218,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	line := next.lines[c.mark]
 	next.lines[c.mark] = hold{line.claimed.union(numbers(es)), line.hand.union(numbers(es[:hands]))}
 	with := t.exclusion(c.q.dir)
-	blind := c.q.Skips.Skipped(pausedName, -1)
+	blind := c.q.Skips.Skipped(pausedName)
 	if !blind {
 		with = append(with, c.q.unpaused()...)
 	}
@@ -228,10 +228,10 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 			err = errOutrun
 		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
-			c.q.Skips.skip(pausedName, -1) // this client's claims do not check for a pause
+			c.q.Skips.skip(pausedName) // this client's claims do not check for a pause
 			err = errOutrun
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
-			c.q.Skips.Unreadable(t.name, -1, t.name, err)
+			c.q.Skips.Unreadable(t.name, err)
 			err = errBarred
 		}
 		return nil, err
@@ -278,7 +278,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err 
 			c.dropLocked(it)
 		case hidden(nodes[i]):
 			c.enterLocked(it, untried, nil)
-			defer c.q.Skips.Unreadable(it.bucket, it.seq, it.key(), zk.ErrNoAuth)
+			defer c.q.Skips.Unreadable(it.key(), zk.ErrNoAuth)
 		default:
 			it.read(nodes[i])
 			items = append(items, it)
@@ -590,7 +590,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			}
 		}
 		var with []any
-		if !c.q.Skips.Skipped(bellName, -1) {
+		if !c.q.Skips.Skipped(bellName) {
 			with = []any{ring(c.q.dir)}
 		}
 		rs, err = c.write(bucket, t.version, next, with...)
@@ -602,7 +602,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.q.Skips.skip(bellName, -1) // for any reason: without the bell, the board can still be written
+			c.q.Skips.skip(bellName) // for any reason: without the bell, the board can still be written
 		case !outrun(err):
 			return nil, err
 		}
@@ -616,7 +616,7 @@ func (c *claimant) dropLocked(it *item) {
 		delete(c.items, it.bucket)
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
-	if c.q.Skips.Skipped(bellName, -1) {
+	if c.q.Skips.Skipped(bellName) {
 		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // wakes the consumers of this session
 	}
 	if len(c.items) > 0 {

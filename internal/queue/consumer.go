@@ -95,7 +95,7 @@ func (q *core) spent(it *item) bool {
 // decode, setAside returns the element to the queue instead: see [maxMisfits].
 func (q *core) setAside(it *item) {
 	s := Settlement{Fate: Bury, Reason: it.fault, Untried: true}
-	if it.misfit && q.Skips.Misfit(it.bucket, it.seq, it.fault) != nil {
+	if it.misfit && q.Skips.Misfit(it.key(), it.fault) != nil {
 		s = untried
 	}
 	it.c.decide(it, s, nil)

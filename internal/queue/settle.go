@@ -273,8 +273,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			return err
 		}))
 	}
-	if bell && !q.Skips.Skipped(bellName, -1) {
-		add(ring(q.dir), func(*session.Incarnation, error) error { q.Skips.skip(bellName, -1); return nil })
+	if bell && !q.Skips.Skipped(bellName) {
+		add(ring(q.dir), func(*session.Incarnation, error) error { q.Skips.skip(bellName); return nil })
 	}
 	return steps, owners, nil
 }

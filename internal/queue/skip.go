@@ -20,66 +20,42 @@ const skipFor = time.Minute
 // its type or codec may differ from the queue's.
 const maxMisfits = 3
 
-// A Skipper remembers skipped elements and buckets.
+// A Skipper remembers what consumers skip. It names an element or a bucket as [element.key] does.
 type Skipper struct {
 	Complain func(error)
 
 	mu      sync.Mutex
-	buckets map[string]skip // by name; guarded by mu
-	streak  int             // elements in a row that did not decode; not 0 while a misfit is skipped; guarded by mu
-	told    time.Time       // time of the latest complaint of Misfit; guarded by mu
+	barred  map[string]time.Time // what the servers do not let the client read or write, with the ends of the skips; guarded by mu
+	misfits map[string]time.Time // elements that did not decode, in the same way; guarded by mu
+	streak  int                  // elements in a row that did not decode; not 0 while a misfit is skipped; guarded by mu
+	told    time.Time            // time of the latest complaint of Misfit; guarded by mu
 }
 
-// The type `skip` records the skipped elements of a bucket.
-type skip struct {
-	until   time.Time
-	whole   bool  // the bucket itself
-	hidden  spans // elements that the servers do not let the client read
-	misfits spans // elements that did not decode
-}
-
-// The method `skip` begins to skip an element that the servers do not let the client read, or a znode
-// that they do not let it write: then n is -1.
-func (s *Skipper) skip(b string, n int32) {
+// The method `skip` begins to skip what the servers do not let the client read or write.
+func (s *Skipper) skip(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.skipLocked(b, n, false)
+	if s.barred == nil {
+		s.barred = make(map[string]time.Time)
+	}
+	s.barred[name] = time.Now().Add(skipFor)
 }
 
-// skipLocked begins to skip the element with number n in bucket b, or the bucket if n is -1.
-func (s *Skipper) skipLocked(b string, n int32, misfit bool) {
-	x := s.buckets[b]
-	if !time.Now().Before(x.until) {
-		x = skip{until: time.Now().Add(skipFor)}
-	}
-	switch {
-	case n < 0:
-		x.whole = true
-	case misfit:
-		x.misfits = x.misfits.union(only(n))
-	default:
-		x.hidden = x.hidden.union(only(n))
-	}
-	if s.buckets == nil {
-		s.buckets = make(map[string]skip)
-	}
-	s.buckets[b] = x
-}
-
-// Skipped reports whether the consumer skips the element, or the bucket if n is -1.
-func (s *Skipper) Skipped(b string, n int32) bool {
+// Skipped reports whether the consumer skips an element or a bucket.
+func (s *Skipper) Skipped(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x, ok := s.buckets[b]
-	return ok && time.Now().Before(x.until) && (x.whole || x.hidden.has(n) || x.misfits.has(n))
+	now := time.Now()
+	return now.Before(s.barred[name]) || now.Before(s.misfits[name])
 }
 
 // Left returns true if a consumer skips an element only because the element did not decode.
-func (s *Skipper) Left(b string, n int32) bool {
+func (s *Skipper) Left(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.buckets[b]
-	return x.misfits.has(n) && !x.hidden.has(n)
+	_, misfit := s.misfits[name]
+	_, barred := s.barred[name]
+	return misfit && !barred
 }
 
 // Next returns the earliest time at which a skip ends, or the zero time if there is none.
@@ -87,11 +63,13 @@ func (s *Skipper) Next() (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	for name, x := range s.buckets {
-		if !now.Before(x.until) {
-			delete(s.buckets, name) // the caller looks at the element again, if its bucket still exists
-		} else {
-			at = earlier(at, x.until)
+	for _, skips := range []map[string]time.Time{s.barred, s.misfits} {
+		for name, until := range skips {
+			if !now.Before(until) {
+				delete(skips, name) // the caller looks at the element again, if it still exists
+			} else {
+				at = earlier(at, until)
+			}
 		}
 	}
 	return at
@@ -102,19 +80,12 @@ func (s *Skipper) Next() (at time.Time) {
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.streak == 0 { // no misfit is skipped
-		return
-	}
-	s.streak = 0
-	for name, x := range s.buckets {
-		x.misfits = nil
-		s.buckets[name] = x
-	}
+	s.streak, s.misfits = 0, nil
 }
 
 // Misfit is called for an element that did not decode. If it returns nil, the element should become
 // a dead letter. If it returns an error, the element stays in the queue.
-func (s *Skipper) Misfit(b string, n int32, fault error) error {
+func (s *Skipper) Misfit(name string, fault error) error {
 	s.mu.Lock()
 	if s.streak < maxMisfits {
 		s.streak++
@@ -123,7 +94,10 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 	}
 	// Misfit holds the mutex until the skip is recorded. Otherwise, another goroutine could call
 	// `Fits` first, and the new skip would survive that call.
-	s.skipLocked(b, n, true)
+	if s.misfits == nil {
+		s.misfits = make(map[string]time.Time)
+	}
+	s.misfits[name] = time.Now().Add(skipFor)
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
 		s.told = time.Now()
@@ -138,11 +112,11 @@ func (s *Skipper) Misfit(b string, n int32, fault error) error {
 
 // Unreadable is called with the error of a read. If the servers refuse to let the client read the
 // znode, Unreadable returns true, and consumers skip the element or bucket from then on.
-func (s *Skipper) Unreadable(b string, n int32, name string, err error) bool {
+func (s *Skipper) Unreadable(name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false
 	}
-	s.skip(b, n)
+	s.skip(name)
 	s.Complain(fmt.Errorf("%s cannot be read, so consumers skip it for a minute: %w", name, err))
 	return true
 }

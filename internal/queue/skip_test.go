@@ -2,6 +2,7 @@ package queue
 
 import (
 	"errors"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,20 +16,20 @@ func TestElementThatIsLeftWhileAnotherDecodesIsSkippedOnlyUntilTheNextThatDecode
 		synctest.Test(t, func(t *testing.T) {
 			s := &Skipper{Complain: func(error) {}}
 			for range maxMisfits {
-				if err := s.Misfit("b", 9, errors.New("does not decode")); err != nil {
+				if err := s.Misfit("9", errors.New("does not decode")); err != nil {
 					t.Fatalf("one of the first that do not decode is left: %v", err)
 				}
 			}
 			var wg sync.WaitGroup
 			var left [4]bool
 			for i := range left {
-				wg.Go(func() { left[i] = s.Misfit("b", int32(i), errors.New("does not decode")) != nil })
+				wg.Go(func() { left[i] = s.Misfit(strconv.Itoa(i), errors.New("does not decode")) != nil })
 			}
 			wg.Go(s.Fits)
 			wg.Wait()
 			s.Fits()
 			for i := range left {
-				if s.Skipped("b", int32(i)) {
+				if s.Skipped(strconv.Itoa(i)) {
 					t.Fatalf("element %d of those left, %v, is skipped though something decodes", i, left)
 				}
 			}
@@ -41,8 +42,8 @@ func TestElementsThatDoNotDecodeAreReportedOnceAMinute(t *testing.T) {
 		reports := 0
 		s := &Skipper{Complain: func(error) { reports++ }}
 		misfits := func() {
-			for i := range int32(100) {
-				s.Misfit("b", i, errors.New("does not decode"))
+			for i := range 100 {
+				s.Misfit(strconv.Itoa(i), errors.New("does not decode"))
 			}
 		}
 		for minute := 1; minute < 4; minute++ {

@@ -32,7 +32,7 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 		}
 		c := it.c
 		if q.check(it); it.misfit {
-			if err := q.Skips.Misfit(it.bucket, it.seq, it.fault); err != nil {
+			if err := q.Skips.Misfit(it.key(), it.fault); err != nil {
 				c.settleNow(ctx, it, untried, nil) // the next search finds the element in its position
 				return nil, err
 			}
@@ -151,7 +151,7 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 					continue // a consumer has removed the element since the search
 				case session.IsNoNode(err):
 					q.listings.Delete(e.bucket) // its consumer may have left no trace on the board
-				case q.Skips.Unreadable(e.bucket, e.seq, e.key(), err):
+				case q.Skips.Unreadable(e.key(), err):
 				case err != nil:
 					return nil, err
 				default:

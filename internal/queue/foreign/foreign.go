@@ -126,7 +126,7 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 // znode, `read` returns nil without an error, and consumers skip the znode for a while.
 func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
 	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
-	if q.Skips.Unreadable(e.name, 0, e.name, err) {
+	if q.Skips.Unreadable(e.name, err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -148,9 +148,9 @@ func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
 func (q *engine) list(names []string) (es, left []elementName) {
 	for _, e := range q.elements(names) {
 		switch {
-		case !q.Skips.Skipped(e.name, 0):
+		case !q.Skips.Skipped(e.name):
 			es = append(es, e)
-		case q.Skips.Left(e.name, 0):
+		case q.Skips.Left(e.name):
 			left = append(left, e)
 		}
 	}
@@ -214,7 +214,7 @@ func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	}
 	ops := []any{q.deletion(it)}
 	if it.fault != nil {
-		if err := q.Skips.Misfit(it.name, 0, it.fault); err != nil {
+		if err := q.Skips.Misfit(it.name, it.fault); err != nil {
 			return nil, err
 		}
 		letter := q.Make(it.class, it.stored, it.sent, 0, it.fault)
@@ -452,7 +452,7 @@ func (q *engine) fetch(ctx context.Context, n int) error {
 				whole := len(it.inside) == 1 // read here: once `it` is in q.ready, its consumer may settle it
 				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
 				switch {
-				case err != nil && ctx.Err() == nil && q.Skips.Left(e.name, 0):
+				case err != nil && ctx.Err() == nil && q.Skips.Left(e.name):
 					over = true // `Complain` has already sent the error to the consumers for which `Odd` is set
 				case err != nil && ctx.Err() == nil && refusal(err):
 					refused[e.name] = true
