@@ -532,7 +532,6 @@ func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota,
 		}
 		return first, len(names), err
 	}
-	defer ahead.LookWhileWaiting(inc, list)()
 	waiting, end, rest := session.EndingContext(ctx)
 	defer rest()
 	defer end(nil)
@@ -541,7 +540,7 @@ func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota,
 		defer held.Ending().AfterFunc(end)()
 	}
 	// A release wakes only us, because all other waiters are at the gate.
-	err = inc.AwaitAny(waiting, []*conn.Watch{w, q.watch}, time.Time{})
+	err = ahead.AwaitAny(waiting, inc, []*conn.Watch{w, q.watch}, list)
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return session.CtxErr(ctx) // `waiting` may have ended before ctx, which has the cause

@@ -25,17 +25,24 @@ type Place struct {
 
 	claim *Claim        // nil while no znode of p is in the line
 	roll  *session.Roll // a listing of the line, if `acquire` has not used it yet
-	trip  time.Duration // duration of Enter, which is about one round trip
-	lists int           // number of listings that p may still make while it waits
-
 	// While p waits for the deletion of a contender ahead, the blocker:
 	blocker string           // path of the blocker's znode; "" if p has no blocker
 	gone    *conn.Watch      // the watch on the blocker, if p has joined this watch and it is set; otherwise nil
 	own     *conn.Watch      // the watch on p's own znode; like `gone`, it is set; see Claim.watch
 	alone   bool             // no other contender blocks p, now or later
 	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
-	look    func()           // stops the reads that Behind makes (Ahead.LookWhileWaiting); nil if Behind makes no reads
-	relist  *relisting       // lists the line during the wait; nil if such listings are useless or not needed
+	look    <-chan time.Time // fires when Behind reads the first contender; nil without Behind
+	pause   time.Duration    // between that read and the next
+
+	// For the listings during that wait: see relist.go.
+	relist <-chan time.Time // fires when the next listing may be due; nil if such listings are useless or not needed
+	lists  int              // number of listings that p may still make
+	trip   time.Duration    // duration of Enter, then of a listing: about one round trip
+	each   time.Duration    // duration of a handoff
+	start  time.Time        // of the wait
+	since  time.Time        // time of the last reply to a listing; before the first reply, `start`
+	first  int              // number of contenders ahead at the start; 0 if p has made no listing and plans none
+	ahead  int              // number of contenders ahead at the last listing
 }
 
 var (
@@ -85,12 +92,13 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		if err != nil {
 			return nil, err
 		}
-		// If a relisting has shown that only the blocker was ahead, no other listing is needed. But
-		// a line with Defers is always listed again: the claim may have to defer to a contender
-		// behind it.
-		alone := p.alone || p.relist != nil && p.relist.end(ctx)
+		// A line with Defers is always listed again: the claim may have to defer to a contender behind
+		// it.
+		if p.first > 0 {
+			p.Line.each.Store(int64(time.Since(p.start)) / int64(p.first))
+		}
 		p.stop()
-		if alone && c.Line.Defers == nil { // Step 5.
+		if p.alone && c.Line.Defers == nil { // Step 5.
 			return c, c.standsAfter(ctx, proof)
 		}
 	}
@@ -124,8 +132,7 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	settled := c.Line.Settled && c.Line.Defers == nil && ordered(c.Line.contenders(p.roll))
 	if p.Behind != nil {
 		p.Behind.Set(c.Line.Dir, ahead[0].Name, len(ahead))
-		l, inc, me := c.Line, c.Incarnation, c.Child // copies, because a look may end after the wait, when Move may have changed c
-		p.look = p.Behind.LookWhileWaiting(inc, func(ctx context.Context) (string, int, error) { return l.listAhead(ctx, inc, me) })
+		p.look, p.pause = time.After(lookAfter), lookAfter
 	}
 	if p.Waits != nil {
 		p.Waits()
@@ -136,22 +143,27 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
 	p.roll = nil // frees the memory of the listing during the wait
 	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && settled {
-		p.relist = c.relist(blocker, len(ahead), p.lists, p.trip)
+		p.beginRelisting(len(ahead))
 	}
 }
 
-// listAhead lists the line. It returns the name of the first contender ahead of `me`, and the number
-// of all contenders ahead.
-func (l *Line) listAhead(ctx context.Context, inc *session.Incarnation, me Child) (first string, place int, err error) {
-	roll, err := inc.Roll(ctx, l.Dir)
-	if err != nil {
-		return "", 0, err
-	}
-	ahead, err := l.AheadOf(ctx, inc, l.contenders(roll), me)
-	if len(ahead) > 0 {
-		first = ahead[0].Name
-	}
-	return first, len(ahead), err
+// The method `readFirst` makes the reads of p.Behind. They end when the blocker is deleted, so they
+// never delay the turn.
+func (p *Place) readFirst(ctx context.Context) {
+	m := p.Line.Manager
+	ctx, stop := m.Until(ctx, p.gone.Fired)
+	defer stop()
+	ctx, stopToo := m.Until(ctx, m.Closing)
+	defer stopToo()
+	p.Behind.Look(ctx, p.claim.Incarnation, func(ctx context.Context) (first string, place int, err error) {
+		ahead, err := p.list(ctx)
+		p.roll = nil
+		if len(ahead) > 0 {
+			first = ahead[0].Name
+		}
+		return first, len(ahead), err
+	})
+	p.look, p.pause = time.After(p.pause), min(2*p.pause, lookEvery)
 }
 
 // awaitGone waits until the blocker is deleted. It returns the number of the connection that has
@@ -201,6 +213,10 @@ func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
 		case <-ctx.Done():
 		case <-inc.Ctx.Done():
 		case <-inc.Manager.Closing:
+		case <-p.look:
+			p.readFirst(ctx)
+		case <-p.relist:
+			p.listMeanwhile(ctx)
 		case <-p.limit: // if the blocker is deleted at the same moment, either result is right
 			return 0, errBlocked
 		}
@@ -246,19 +262,10 @@ func (p *Place) unwatch() {
 	}
 }
 
-// The method `stop` ends the wait for the blocker, and all requests that belong to this wait. If a
-// listing is under way, its result is not used.
+// The method `stop` ends the wait for the blocker.
 func (p *Place) stop() {
 	p.unwatch()
-	p.blocker = ""
-	if p.look != nil {
-		p.look()
-		p.look = nil
-	}
-	if r := p.relist; r != nil {
-		r.stop()
-		p.lists, p.relist = r.lists, nil
-	}
+	p.blocker, p.look, p.relist, p.first = "", nil, nil, 0
 }
 
 // The method `contend` calls `acquire`. If `holds` is true, the caller will hold the claim, and

@@ -5,22 +5,19 @@ package lock
 
 import (
 	"context"
+	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 )
 
 // An Ahead records the first contender ahead of a waiter, and the number of all contenders ahead.
-// Errors and reports show them. The Ahead gets them from listings that the waiter makes anyway. In
-// a long wait, the Ahead also makes reads of its own. A zero Ahead is empty. Its methods may be
-// called at any time.
-type Ahead struct {
-	mu  sync.Mutex
-	dir string // the parent of the contenders
-	now Behind // at the last listing or read
-}
+// The waiter gets them from the listings that it makes anyway. In a long wait, it also makes reads
+// for the record. A zero Ahead is empty. Only the waiter changes it; Now may be called at any time.
+type Ahead struct{ now atomic.Pointer[Behind] }
 
 // A Behind describes the contenders for which a waiter waits: their number and, if known, the first
 // of them.
@@ -30,6 +27,7 @@ type Behind struct {
 	Node  session.Node // the znode of the same contender; empty before the first read
 	Mode  HoldMode
 	Place int
+	dir   string // the parent of the contenders
 }
 
 // A waiter that has waited for the time lookAfter reads the znode of the first contender. The
@@ -43,97 +41,70 @@ const (
 // Set records the contenders ahead: their number, and the name of the first of them, which is a child
 // of dir.
 func (a *Ahead) Set(dir, first string, place int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.dir = dir
-	a.setLocked(first, place)
-}
-
-func (a *Ahead) setLocked(first string, place int) {
-	if first != a.now.Name { // the recorded contender belongs to another wait, or was deleted
-		a.now = Behind{Name: strings.Clone(first)} // a clone, because the original would keep the whole listing in memory
+	b := a.Now()
+	if first != b.Name || dir != b.dir { // the recorded contender belongs to another wait, or was deleted
+		b = Behind{Name: strings.Clone(first), dir: dir} // a clone, because the original would keep the whole listing in memory
 	}
-	a.now.Place = place
+	b.Place = place
+	a.now.Store(&b)
 }
 
 // Forget empties the record `a`, because the waiter is not in the line. If `a` is nil, Forget does
 // nothing.
 func (a *Ahead) Forget() {
 	if a != nil {
-		a.Set("", "", 0)
+		a.now.Store(nil)
 	}
 }
 
 // Now returns the first contender ahead, if it is known, and the number of contenders ahead at the
 // last listing. Before the first listing, the number is 0.
-func (a *Ahead) Now() Behind {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.now
+func (a *Ahead) Now() (b Behind) {
+	if now := a.now.Load(); now != nil {
+		b = *now
+	}
+	return b
 }
 
-// LookWhileWaiting begins to read the first contender in the background: after a second, and then
-// after intervals that double, up to a minute. The reads end when the caller calls `stop`. The
-// function `list` lists the line, if the first contender has left. It returns the name of the first
-// contender, and the number of all contenders ahead. Between two reads, there is only a timer, and no
-// goroutine.
-func (a *Ahead) LookWhileWaiting(inc *session.Incarnation, list func(ctx context.Context) (first string, place int, err error)) (stop func()) {
-	var timer *time.Timer
-	wait, over := lookAfter, false // `over`: the wait has ended, and another may use `a` now; guarded by mu, like the other two
-	look := func() {
-		// After an error, `a` stays unchanged.
-		found, err := a.look(inc)
-		if err == nil && !found {
-			first, place, err := list(inc.Ctx)
-			a.mu.Lock()
-			again := err == nil && !over
-			if again {
-				a.setLocked(first, place)
+// Look reads the znode of the first contender. If that contender has left, Look calls the function
+// `list`, which lists the line and returns the name of the first contender and the number of all
+// contenders ahead. After an error, `a` stays unchanged.
+func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context) (first string, place int, err error)) {
+	for again := false; ; again = true {
+		b := a.Now()
+		if b.Name != "" {
+			nodes, err := inc.GetVisible(ctx, []string{session.ChildPath(b.dir, b.Name)})
+			if err != nil {
+				return
 			}
-			a.mu.Unlock()
-			if again {
-				a.look(inc)
+			if nodes[0].Stat != nil {
+				b.Node = nodes[0]
+				a.now.Store(&b)
+				return
 			}
 		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if !over && inc.Ctx.Err() == nil {
-			timer.Reset(wait)
-			wait = min(2*wait, lookEvery)
+		if again {
+			return
 		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	timer = time.AfterFunc(lookAfter, func() { inc.Manager.Spawn(look) })
-	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		over = true
-		timer.Stop()
+		first, place, err := list(ctx)
+		if err != nil {
+			return
+		}
+		a.Set(b.dir, first, place)
 	}
 }
 
-// The method `look` reads and records the znode of the first contender. It reports whether there is
-// such a znode.
-func (a *Ahead) look(inc *session.Incarnation) (found bool, err error) {
-	a.mu.Lock()
-	dir, name := a.dir, a.now.Name
-	a.mu.Unlock()
-	if name == "" {
-		return false, nil
+// AwaitAny waits until one of `watches` has fired, like Incarnation.AwaitAny. Meanwhile, it calls
+// Look at the times of a long wait.
+func (a *Ahead) AwaitAny(ctx context.Context, inc *session.Incarnation, watches []*conn.Watch, list func(ctx context.Context) (first string, place int, err error)) error {
+	fired := func(w *conn.Watch) bool { return session.IsClosed(w.Fired) }
+	pause := lookAfter
+	for due := time.Now().Add(pause); ; due, pause = time.Now().Add(pause), min(2*pause, lookEvery) {
+		if err := inc.AwaitAny(ctx, watches, due); err != nil || slices.ContainsFunc(watches, fired) {
+			return err
+		}
+		until, stop := inc.Manager.Until(ctx, watches[0].Fired)
+		a.Look(until, inc, list)
+		stop()
 	}
-	nodes, err := inc.GetVisible(inc.Ctx, []string{session.ChildPath(dir, name)})
-	if err != nil {
-		return false, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch {
-	case a.dir != dir || a.now.Name != name:
-		return true, nil // a new listing has shown another contender, which the next look reads
-	case nodes[0].Stat == nil:
-		return false, nil
-	}
-	a.now.Node = nodes[0]
-	return true, nil
 }

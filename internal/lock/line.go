@@ -34,7 +34,7 @@ import (
 //
 // The code of this protocol is Place.acquire. If several contenders block us, it also lists the
 // children during step 4. If this listing shows that only the nearest of them is left, step 5 needs
-// no other listing: see the type `relisting`.
+// no other listing: see relist.go.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // full path of the parent
@@ -54,7 +54,7 @@ type Line struct {
 	Defers func(me Child, names []string) bool
 
 	trip *atomic.Int64 // shortest measured duration of an Enter or a listing in this Line; 0 if there is none
-	each *atomic.Int64 // mean duration of a handoff during the last wait with a relisting; 0 if unknown
+	each *atomic.Int64 // mean duration of a handoff during the last wait with listings; 0 if unknown
 
 	Limits *Limits // limits of holds, or nil
 	Kind   string  // the kind in the trace; for a read-write lock, the kind of a writer

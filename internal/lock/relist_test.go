@@ -216,9 +216,9 @@ func TestWhoeverWaitsForLongStopsListingTheLine(t *testing.T) {
 // However long the first keeps the lock: each of those ahead takes a round trip at
 // least, and until then no listing helps.
 func TestWhoeverStandsFarBackListsNoSoonerThanItsTurnCanCome(t *testing.T) {
-	r := relisting{trip: 10 * time.Millisecond, each: 10 * time.Millisecond, ahead: 999}
+	r := Place{trip: 10 * time.Millisecond, each: 10 * time.Millisecond, ahead: 999}
 	for i := range maxRelists {
-		if wait := r.wait(); wait < 990*r.trip {
+		if wait := r.untilListing(); wait < 990*r.trip {
 			t.Errorf("listing %d comes %v after the last, behind %d", i+1, wait, r.ahead)
 		}
 		r.left(999)
