@@ -148,15 +148,11 @@ func (f *Flight[T]) lockOf(name string) *RWMutex {
 
 const flightResult = "result"
 
-// The method `look` reads the result. It reports whether the result is for this caller. That is
-// true in two cases: the result was stored after the call began, or less than the duration `keep`
-// earlier. Both times are by the servers' clock.
+// The method `look` reads the result, and reports whether it is for this caller: see `fresh`. The
+// argument `came` points to the Stat of the first znode of this call. If that is nil, look sets it.
 //
-// The read needs no sync. A process stores its result and then releases the lock, before we get the
-// lock. Our server has applied the release, and the earlier write of the result too.
-//
-// The argument `came` points to the Stat of the first znode of this call. If that is nil, look
-// sets it.
+// The read needs no sync: our server has applied the release of the lock, and the earlier write of
+// the result too.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
 	g, _, err := rw.current(nil)
 	if err != nil {
@@ -177,10 +173,9 @@ func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T,
 	return v, true, nil
 }
 
-// The method `fresh` compares two times of the servers' clock, which is the clock of their leader.
-// The clock may have been set back between the two times. If it was set back by the duration `keep`
-// or more, the result no longer counts. If it was set back by less, the result counts for that much
-// longer.
+// The method `fresh` reports whether a result counts for a call: it was stored after the call began,
+// or less than the duration `keep` earlier, by the servers' clock. If that clock was set back by
+// `keep` or more, the result no longer counts; if by less, it counts for that much longer.
 func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 	age := time.Duration(came.Ctime-stored.Mtime) * time.Millisecond
 	return age > -f.keep && age < f.keep || stored.Mzxid > came.Czxid
@@ -219,9 +214,8 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 }
 
 // lookAfter deletes the result below dir after the duration `wait`, if the result has expired by
-// then. If it cannot, it tries again later. It does not keep a closed Session in memory. If several
-// calls find a key in use, only one tries again: by then, their results have expired, or the key has
-// a later result.
+// then. If it cannot, it tries again later; if several calls find a key in use, only one does. It
+// does not keep a closed Session in memory.
 func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	s, path, keep := weak.Make(f.s), f.path, f.keep
 	time.AfterFunc(wait, func() {
@@ -243,8 +237,8 @@ func (f *Flight[T]) sweepAfter() time.Duration {
 	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
 }
 
-// The method `remove` deletes the result below dir, if it has expired. It returns false if another
-// try is necessary, for example because a caller is using the key.
+// The method `remove` deletes the result below dir, if it has expired. If it returns false, another
+// try is necessary: for example, a caller is using the key.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -268,9 +262,9 @@ func (f *Flight[T]) remove(dir string) bool {
 }
 
 // The method `sweep` removes the results of processes that have ended, in the background, if they
-// had expired when the znode with the Stat came was created: this is the first znode of the caller,
-// which holds rw, the lock of a key, for writing. All Flights of the Session at the same path share
-// the sweeps. They make only one sweep in the time in which a result expires.
+// had expired when the znode with the Stat came was created. The caller holds rw, the lock of a key,
+// for writing. All Flights of the Session at the same path share the sweeps: one in the time in which
+// a result expires.
 func (f *Flight[T]) sweep(rw *RWMutex, came *zk.Stat) {
 	g, _, err := rw.current(nil)
 	if err != nil || !f.s.swept.Due(f.path, math.MaxInt64) {

@@ -102,9 +102,8 @@ func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error 
 
 func (o *Once) fail(op string, err error) error { return opError(op, o.path, err) }
 
-// The method `do` does the work of Do, for a function that returns the data of the mark. It
-// returns the stored data. The function f receives the name of its znode in the line. If f
-// fails, do returns f's error unchanged.
+// The method `do` does the work of Do, for a function that returns the data of the mark, and
+// receives the name of its znode in the line. It returns the stored data.
 func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	if err := o.entering(ctx, o.line.Bases); err != nil {
 		return nil, o.fail("do", err)
@@ -112,8 +111,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 	if data, ok, err := o.settled(); ok {
 		return data, o.fail("do", err)
 	}
-	// Only one goroutine of this process continues at a time. So all its goroutines share one
-	// place in the line, and only one of them sends requests.
+	// The goroutines of this process share one place in the line, and one of them sends requests.
 	select {
 	case o.busy <- struct{}{}:
 	case <-ctx.Done():
@@ -146,8 +144,14 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	if err != nil {
 		return nil, o.fail("do", err)
 	}
-	if !g.lastsFor(h) { // Step 3.
-		lapse := h.Claim.Incarnation.Lapse()
+	// Step 3. If the watch stands, no mark exists while h holds. Argument: a Do creates the mark in the
+	// transaction that deletes its znode, and before that deletion. The listing or the event that has
+	// shown h to be the first contender has arrived, and the watch has not fired. On one connection, an
+	// event arrives before every event and reply that shows a later state. On a new connection, the
+	// client sets the watch again before all calls, and a missed event fires it. So no contender ahead
+	// of h has created a mark. While h's znode exists, all other contenders are behind h.
+	if inc := h.Claim.Incarnation; g.inc != inc || !inc.Watches.Stands(g.w) {
+		lapse := inc.Lapse()
 		g, e := o.mark.look(ctx, o.valued)
 		g.leave()
 		switch err = e; {
@@ -195,8 +199,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	return data, err
 }
 
-// The method `settled` reports whether this process knows the result without a request. The
-// result is the mark's data, or an error if a function panicked.
+// The method `settled` reports whether this process knows the result without a request.
 func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
 		return nil, true, ErrPanicked
@@ -216,9 +219,8 @@ type mark struct {
 	unwatch func() // leaves the watch of `seen`; guarded by mu
 }
 
-// The type `sight` is what one read saw at the path of the mark, with the watch that this read
-// left: on the mark's data, or on its creation. The zero sight is a read that found no mark and left
-// no watch.
+// The type `sight` is what one read saw at the path of the mark, with the watch that it left: on the
+// mark's data, or on its creation. The zero sight is a read that found no mark and left no watch.
 type sight struct {
 	inc   *session.Incarnation
 	w     *conn.Watch // joined
@@ -234,19 +236,6 @@ func (g sight) leave() {
 	}
 }
 
-// lastsFor reports whether it is certain that no mark exists while h holds, and the turn of h has
-// come.
-//
-// Argument: a Do creates the mark in the transaction that deletes its znode, and before that
-// deletion. The listing or the event that has shown h to be the first contender has arrived, and the
-// watch of g is armed and has not fired. On one connection, an event arrives before every event and
-// reply that shows a later state. On a new connection, the client sets the watch again before all
-// calls, and a missed event fires it. So no contender ahead of h has created a mark. While h's znode
-// exists, all other contenders are behind h, so no other process creates a mark.
-func (g sight) lastsFor(h *lock.Grant) bool {
-	return g.inc == h.Claim.Incarnation && g.inc.Watches.Stands(g.w)
-}
-
 // The method `known` returns the mark as it was seen, and whether it is still known to exist. It
 // also checks the session, because a client that is cut off receives no event of a deletion.
 func (k *mark) known() (g sight, ok bool) {
@@ -260,9 +249,9 @@ func (k *mark) known() (g sight, ok bool) {
 // contain the name of a znode in the line.
 const shortMark = 40
 
-// The method `look` looks for the mark, and remembers it. If there is no mark, the caller must call
-// the sight's method `leave`. If the argument `value` is true, `look` also reads the mark's data.
-// If such a read finds no mark, the sight is zero.
+// The method `look` looks for the mark, and remembers it. The caller must call the sight's method
+// `leave`. If the argument `value` is true, `look` also reads the mark's data; if it then finds no
+// mark, the sight is zero.
 func (k *mark) look(ctx context.Context, value bool) (g sight, err error) {
 	err = k.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if !value {
@@ -295,7 +284,7 @@ func (k *mark) look(ctx context.Context, value bool) (g sight, err error) {
 }
 
 // The method `await` waits until the mark exists or has existed. In the session of `none`, a sight
-// without a mark, the wait costs no request.
+// without a mark, that costs no request.
 func (k *mark) await(ctx context.Context, none sight) error {
 	return k.m.During(ctx, func(inc *session.Incarnation) error {
 		if none.inc == inc {
@@ -363,8 +352,7 @@ func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Gr
 	return nil, nil, err
 }
 
-// The method `write` creates the mark and leaves the line (step 4). It remembers the mark, so
-// that the next Do needs no request.
+// The method `write` creates the mark and leaves the line (step 4).
 func (o *Once) write(h *lock.Grant, data []byte) error {
 	if err := h.Err(); err != nil {
 		h.Release()
@@ -498,8 +486,7 @@ func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context)
 	}
 }
 
-// onceValue does the work of OnceValue. The functions encode and decode convert between a value and
-// its stored form.
+// onceValue does the work of OnceValue, with the stored form of encode and decode.
 func onceValue[T any](s *Session, path string, f func(ctx context.Context) (T, error), opts []ValueOption, encode func(codec.Encoding, T) ([]byte, error), decode func(codec.Encoding, []byte) (T, error)) func(ctx context.Context) (T, error) {
 	c := valueSetup(opts)
 	o := NewOnce(s, path)

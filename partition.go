@@ -172,10 +172,9 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order of these events does not matter. In the end, every process has received the last plan
-	// and the last group. If the plan does not fit, one of the processes writes a new plan. The
-	// channels close when ctx ends or the Session is closed. Our membership ends only with an error or
-	// with the Session. If several cases of the select are ready, each of them is right.
+	// The order of these events does not matter: in the end, every process has received the last plan
+	// and the last group. The channels close when ctx ends or the Session is closed. Our membership
+	// ends only with an error or with the Session.
 	for open := true; open; {
 		var there []Member[[]string]
 		var now map[string]string
@@ -212,7 +211,6 @@ func (r *partitioning) run(outer context.Context) (err error) {
 	return err
 }
 
-// The function `wanted` returns the shards that each member names.
 func wanted(members []Member[[]string]) map[string][]string {
 	wants := make(map[string][]string, len(members))
 	for _, m := range members {
@@ -226,9 +224,8 @@ func wanted(members []Member[[]string]) map[string][]string {
 // The method `replan` makes the plan fit the group.
 //
 // It reads the plan first and the group second, and writes only if no other process has written the
-// plan since that read. So each plan is made from a newer group than the plan before it, and a
-// process that lags never undoes a newer plan. If the group has changed by then, `run` receives
-// another event, or a plan that does not fit.
+// plan since. So each plan is made from a newer group than the plan before it. If the group has
+// changed by then, `run` receives another event, or a plan that does not fit.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
 	_, err := r.plan.update(ctx, func(old map[string]string) (map[string]string, error) {

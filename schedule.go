@@ -210,10 +210,10 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 	}
 }
 
-// The method `attempt` takes the lock, and runs f for the instant that the function `choose` then
-// picks, given the content of path/last. If the function `over` returns true for that content, no
-// instant must run, and the method stops waiting for the lock. It reports whether it ran f. The
-// error is errPassed if the instant was not run. Then the caller reads path/last again.
+// The method `attempt` takes the lock, runs f for the instant that the function `choose` then picks,
+// given the content of path/last, and records the result. If the function `over` returns true for
+// that content, no instant must run, and the method stops waiting for the lock. It reports whether
+// it ran f. The error is errPassed if the instant was not run. Then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	// This attempt has its own Mutex value. So the transaction that records the result needs the hold
 	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
@@ -253,14 +253,58 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	defer settled() // in case f panics
 	recorded := false
 	var record sync.WaitGroup // waits for the write of the record: the lock must be released only after that write, even if ctx ends
-	err = lock.doThen(waiting, record.Wait, func(ctx context.Context) error {
+	err = lock.doThen(waiting, record.Wait, func(ctx context.Context) (err error) {
 		if settled() {
 			return errPassed
 		}
-		var err error
-		ran, err = c.run(ctx, lock, over, choose, retries, &record, f)
-		recorded = ran && err == nil
-		return err
+		// The previous holder first recorded its result, and then released the lock. We hold the lock
+		// now, so this read returns that record. If the read runs in a later session than the hold,
+		// the hold is lost. Recheck finds that.
+		g, _, err := lock.current(nil)
+		if err != nil {
+			return err
+		}
+		lapse := g.Claim.Incarnation.Lapse()
+		r, err := c.load(ctx, false)
+		if err == nil && over(r) {
+			err = errPassed
+		}
+		var at time.Time
+		if err == nil {
+			at, err = choose(r)
+		}
+		if err == nil {
+			err = g.Recheck(ctx, lapse)
+		}
+		if err != nil {
+			return err
+		}
+		ran = true
+		defer c.observe(ctx, &err)()
+		err = ErrPanicked // stays the result if f does not return
+		if err = f(ctx, at); err != nil {
+			if ctx.Err() == nil { // otherwise, the caller or a loss has ended the attempt, so it does not count as failed
+				err = session.JoinErrors([]error{err, c.recordFailure(ctx, lock, r, at, retries, err)})
+			}
+			return err
+		}
+		// f has done its work, so the success is recorded even if ctx has ended. But when ctx has
+		// ended, the caller does not wait for servers that do not answer.
+		r.done = at
+		done := make(chan error, 1)
+		record.Add(1)
+		c.s.m.Spawn(func() {
+			defer record.Done()
+			done <- c.record(context.WithoutCancel(ctx), lock, r)
+		})
+		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
+			recorded = err == nil
+			return err
+		}
+		if session.IsClosed(lock.Lost()) {
+			return errors.Join(session.CtxErr(ctx), ErrLost)
+		}
+		return session.CtxErr(ctx)
 	})
 	switch {
 	case recorded:
@@ -275,59 +319,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 	return false, err
 }
 
-// The method `run` runs f for the instant that the function `choose` picks, and records the result.
-// The caller holds the Mutex `lock`.
-func (c *Schedule) run(ctx context.Context, lock *Mutex, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, record *sync.WaitGroup, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// The previous holder first recorded its result, and then released the lock. We hold the lock
-	// now, so this read returns that record. If the read runs in a later session than the hold,
-	// the hold is lost. A check after the read finds that.
-	g, _, err := lock.current(nil)
-	if err != nil {
-		return false, err
-	}
-	lapse := g.Claim.Incarnation.Lapse()
-	r, err := c.load(ctx, false)
-	if err != nil {
-		return false, err
-	}
-	if over(r) {
-		return false, errPassed
-	}
-	at, err := choose(r)
-	if err == nil {
-		err = g.Recheck(ctx, lapse)
-	}
-	if err != nil {
-		return false, err
-	}
-	defer c.observe(ctx, &err)()
-	err = ErrPanicked // stays the result if f does not return
-	if err = f(ctx, at); err != nil {
-		if ctx.Err() != nil {
-			return true, err // the caller or a loss has ended the attempt, so it does not count as failed
-		}
-		return true, session.JoinErrors([]error{err, c.recordFailure(ctx, lock, r, at, retries, err)})
-	}
-	// f has done its work, so the success is recorded even if ctx has ended. But when ctx has
-	// ended, the caller does not wait for servers that do not answer.
-	r.done = at
-	recorded := make(chan error, 1)
-	record.Add(1)
-	c.s.m.Spawn(func() {
-		defer record.Done()
-		recorded <- c.record(context.WithoutCancel(ctx), lock, r)
-	})
-	if err, ok := session.AwaitGrace(recorded, ctx.Done()); ok {
-		return true, err
-	}
-	if session.IsClosed(lock.Lost()) {
-		return true, errors.Join(session.CtxErr(ctx), ErrLost)
-	}
-	return true, session.CtxErr(ctx)
-}
-
-// The method `observe` tells the observer that the Schedule's function starts, and `ended`, that it
-// has ended with *err.
+// The method `observe` tells the observer that f starts, and `ended`, that it has ended with *err.
 func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
 	began := time.Now()
 	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
@@ -388,13 +380,11 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 }
 
 // A Schedule remembers a done instant only if that is at most `ahead` in the future. An instant
-// further ahead comes from a broken clock. An operator may delete path/last because of it, so the
-// Schedule reads path/last each time.
+// further ahead comes from a broken clock, and an operator may delete path/last because of it.
 const ahead = 10 * time.Minute
 
 // The method `learn` remembers the last instant that was done, from the record r that the caller
-// has just read. Two goroutines may read path/last in one order, and call learn in the other order.
-// Then the remembered instant is too early, which costs one more read.
+// has just read. If two goroutines call it in the wrong order, that costs one more read.
 func (c *Schedule) learn(r scheduleRecord) {
 	at := r.done
 	if at.After(c.now().Add(ahead)) {
@@ -418,8 +408,7 @@ func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
 	return !r.done.Before(at), err
 }
 
-// The method `load` reads path/last. If that znode does not exist, the record is empty. If fresh
-// is false, the record may be as old as the state of the server.
+// The method `load` reads path/last. If that znode does not exist, the record is empty.
 func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
 	if err := c.misuse(); err != nil {
 		return r, err
@@ -453,7 +442,6 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err 
 	return r, err
 }
 
-// The method `parse` converts the content of path/last into a record.
 func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 	lines := strings.SplitN(string(data), "\n", 4)
 	if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
@@ -634,8 +622,7 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	return min(c.pause-time.Since(c.seen), r.Failed.Add(c.pause).Sub(c.now()))
 }
 
-// The method `now` returns the time of the wall clock, for comparisons with the clocks of other
-// processes.
+// The method `now` returns the time of the wall clock.
 func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
 
 // sleepUntil waits until the wall clock shows the time `at`. It reads the clock once a minute,

@@ -86,9 +86,8 @@ type openTasks struct {
 	version int32
 }
 
-// Add adds `delta`, which is not 0, to the counter. If ctx ends first, Add returns the
-// error of ctx. In this case, a positive `delta` is not added, or it is taken back. A
-// negative `delta` may be applied. The result `era` is for `Done`.
+// Add adds `delta`, which is not 0, to the counter. If ctx ends first, a positive `delta` is not
+// added, or it is taken back. A negative `delta` may be applied. The result `era` is for `Done`.
 func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 	c := t.submit(&change{delta: delta})
 	select {
@@ -113,14 +112,10 @@ func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 	return 0, session.CtxErr(ctx)
 }
 
-// Done ends one task. If that takes long, Done returns nil and continues in the background.
-// The argument `heard` is false if the caller will not call Done again after an error. In
-// this case, Done also continues after two kinds of error: the servers refuse, or another
-// program's znode is in the way.
-//
-// The argument `era` is the result of the Add of this task, or 0. If it is 0, the task may have ended
-// with its session: then the caller may be the goroutine of any lost task, and Done ends a lost task
-// first.
+// Done ends one task. If that takes long, or the servers refuse, Done continues in the background.
+// If `heard` is false, the caller will not call Done again, and Done also continues after any error
+// but ErrNegativeCounter. The argument `era` is the result of the Add of this task, or 0. If it is
+// 0, the task may be one that ended with its session, and Done ends such a task first.
 func (t *Tally) Done(heard bool, era int) error {
 	c := t.submit(&change{delta: -1, insist: true, owed: !heard, era: era})
 	select {
@@ -222,10 +217,8 @@ func (t *Tally) queueLocked(c *change) {
 	}
 }
 
-// postponeLocked is called with the changes `cs` and their result `err`. It returns the
-// changes whose callers get `err`. The other changes must be tried again. They return to
-// the queue after a delay, or as soon as the Session begins to close. After the Session is
-// closed, no change is tried again.
+// postponeLocked returns those of the changes `cs` whose callers get their result `err`. The others
+// return to the queue after a delay, or as soon as the Session begins to close.
 func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
 		return cs
@@ -301,17 +294,15 @@ func (t *Tally) forfeitLocked() {
 	t.rememberLocked()
 }
 
-// rememberLocked keeps the tally in memory while it has open tasks of this process, or tasks
-// that ended with their session: the WaitGroup can be freed before the program calls Done for
-// them, and this Done must not end another task. Persistent tasks belong to no session.
+// rememberLocked keeps the tally in memory while this process has open or lost tasks: the WaitGroup
+// can be freed before the program calls Done for them, and this Done must not end another task.
 func (t *Tally) rememberLocked() {
 	if !t.keep {
 		t.all.Keep(t.dir, t, t.own.count+t.lost > 0)
 	}
 }
 
-// repayLocked reduces the change `c` by the tasks that have already ended with their
-// session. No task of the present era has.
+// repayLocked reduces the change `c` by the lost tasks. No task of the present era is lost.
 func (t *Tally) repayLocked(c *change) {
 	if c.delta < 0 && t.lost > 0 && c.era != t.era {
 		n := min(t.lost, -c.delta)
@@ -322,8 +313,7 @@ func (t *Tally) repayLocked(c *change) {
 	}
 }
 
-// unpayLocked undoes repayLocked if the caller of the change `c` gets an error. No part of
-// the change was applied, so the caller will end the same tasks.
+// unpayLocked undoes repayLocked if the caller of `c` gets an error, and so will end the same tasks.
 func (t *Tally) unpayLocked(c *change) {
 	t.lost += c.repaid
 	c.repaid = 0
@@ -359,11 +349,9 @@ func (t *Tally) run() {
 	}
 }
 
-// The method `apply` applies the changes of a batch and reports their results. After an
-// error, the changes without a result stay in the batch.
-//
-// If the session ends during a write of the znode of this process, the outcome does not matter:
-// the znode ends with the session. Additions are applied again in the next session.
+// The method `apply` applies the changes of a batch and reports their results. After an error, the
+// changes without a result stay in the batch. If the session ends during a write of the znode of
+// this process, the outcome does not matter: the znode ends with the session.
 func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
 	ctx := session.Finishing
 	t.mu.Lock()
@@ -612,8 +600,8 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 	return ended, nil
 }
 
-// The method `read` reads all znodes with open tasks, ordered by path. The function `list` is
-// inc.NamesFresh, or inc.Names for a later read: after the first read, the server has caught up.
+// The method `read` reads all znodes with open tasks, ordered by path. After a first read with
+// inc.NamesFresh, the server has caught up.
 func (t *Tally) read(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) ([]openTasks, error) {
 	names, err := list(ctx, t.dir)
 	if err != nil {

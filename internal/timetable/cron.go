@@ -14,9 +14,8 @@ import (
 // instants in a time zone whose clocks can change.
 
 // A Cron is a timetable of crontab(5) in a time zone. If the clocks change, a frequent job runs at
-// each minute of real time whose local time matches. Every other job is daily. If a change of less
-// than three hours skips its local time, it runs at the change. If its local time comes twice, it
-// runs the first time.
+// each minute of real time whose local time matches. Every other job is daily: if less than three
+// hours are skipped, it runs at the change; if its local time comes twice, it runs the first time.
 type Cron struct {
 	spec                        string
 	loc                         *time.Location
@@ -40,7 +39,6 @@ var fields = [5]field{
 	{"day of week", 0, 7, []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}},
 }
 
-// The map `shorthands` has the five fields of each word that ParseCron accepts.
 var shorthands = map[string]string{
 	"@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
 	"@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
@@ -189,8 +187,7 @@ func (c *Cron) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// firstOf returns the first instant after `t` on day `d`, or the zero time if there is
-// none.
+// firstOf returns the first instant after `t` on day `d`, or the zero time.
 func (c *Cron) firstOf(d, t time.Time) (first time.Time) {
 	for hours := c.hour; hours != 0; hours &= hours - 1 {
 		hour := bits.TrailingZeros64(hours)

@@ -26,10 +26,9 @@ func (e Every) Next(t time.Time) time.Time {
 // and is after the zero time.
 func Recordable(at time.Time) bool { return at.After(time.Time{}) && at.UTC().Year() <= 9999 }
 
-// Check returns an error if `next` is not a timetable of fixed instants. It calls the
-// method Next with `t`, and with two moments between `t` and the result. A timetable of
-// fixed instants returns the same instant each time. The delays of robfig/cron (@every)
-// return a later instant each time, so each process would have instants of its own.
+// Check returns an error if `next` is not a timetable of fixed instants. Such a timetable returns the
+// same instant for `t` and two moments between `t` and that instant. The delays of robfig/cron
+// (@every) return a later instant each time, so each process would have instants of its own.
 func Check(next Table, t time.Time) error {
 	if e, ok := next.(Every); ok && e <= 0 {
 		return session.Invalid("Every(%v) has no instant; want a duration above 0", time.Duration(e))
@@ -46,9 +45,9 @@ func Check(next Table, t time.Time) error {
 	return nil
 }
 
-// The function `after` returns the first instant later than `t`, or the zero time if there
-// is none. Near a change of the clocks in Pacific/Chatham, robfig/cron returns an instant
-// that is not later than `t`. Then the function calls Next again, with a later time.
+// The function `after` returns the first instant later than `t`, or the zero time. Near a change of
+// the clocks in Pacific/Chatham, robfig/cron returns an instant that is not later than `t`. Then
+// `after` calls Next again, with a later time.
 func after(next Table, t time.Time) (time.Time, error) {
 	at := next.Next(t.Local())
 	for step := time.Minute; !at.IsZero() && !at.After(t) && step < 48*time.Hour; step *= 2 {
@@ -71,10 +70,9 @@ func Due(next Table, from, now time.Time, latest bool) (time.Time, error) {
 	return after(next, from)
 }
 
-// LatestDue returns the last instant after `from` and up to `now`, or the zero time if
-// there is none. Many instants can lie between `from` and `now`. So the search begins just
-// before `now`, and increases the distance until it finds an instant. Up to a second, the steps
-// are large, because few timetables have instants so close to each other.
+// LatestDue returns the last instant after `from` and up to `now`, or the zero time. Many instants
+// can lie between. So the search begins just before `now`, and increases the distance until it finds
+// an instant. Up to a second, the steps are large, because few timetables have such close instants.
 func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
 	start := from
 	step := time.Duration(1000)
