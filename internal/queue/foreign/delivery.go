@@ -26,60 +26,39 @@ type delivery struct {
 	sent    time.Time
 	value   any
 	fault   error
-	offer   chan struct{} // a consumer that offers it puts a token in, and takes it out after; `hold` leaves the token in
 
-	mu      sync.Mutex
-	settled bool          // guarded by mu
-	fate    queue.Fate    // guarded by mu
-	inHand  bool          // guarded by mu
-	lost    error         // guarded by mu
-	done    chan struct{} // closed after the first attempt if the fate is Return, and at the settlement for another fate
-	err     error         // of the first attempt; read it only after `done` is closed
+	leaving <-chan struct{} // closed when the Session begins to close
+	stay    func()          // lets Session.Close continue
 
-	ctx    context.Context // nil until the first call of Context; guarded by mu
+	ctx    context.Context // ends at the settlement; its cause is the loss
 	cancel context.CancelCauseFunc
+
+	mu     sync.Mutex
+	fate   queue.Fate    // valid after the settlement; guarded by mu
+	inHand bool          // guarded by mu
+	done   chan struct{} // closed after the first attempt if the fate is Return, and at the settlement for another fate
+	err    error         // of the first attempt; read it only after `done` is closed
 }
 
-// The method `hold` is called with a delivery that this process has taken. If the delivery is not
-// settled when the session ends or the Session begins to close, `hold` writes the element back. If a
-// consumer offers the element at that moment, the program may already have it, so `hold` waits for
-// the end of the offer.
-func (q *engine) hold(it *delivery) {
-	leaving, stay := q.m.BeforeClose()
-	q.m.Spawn(func() {
-		defer stay()
-		// If it.done is ready too, the delivery is settled already.
-		select {
-		case <-it.done:
-			return
-		case <-it.inc.Ctx.Done():
-		case <-leaving:
-		}
-		it.offer <- struct{}{} // the same events end an offer; from here on, no consumer offers the element
-		it.mu.Lock()
-		if !it.settled {
-			it.lost = it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed))
-			it.settleLocked(queue.Return)
-		}
-		it.mu.Unlock()
-		<-it.done
-	})
-}
-
-// settleLocked decides the Fate of the delivery.
-func (it *delivery) settleLocked(f queue.Fate) {
-	it.settled, it.fate = true, f
+// The method `settle` decides the Fate of the delivery, unless an earlier call has decided it. The
+// argument `lost` is the loss, or nil.
+func (it *delivery) settle(f queue.Fate, lost error) {
+	it.mu.Lock()
+	defer it.mu.Unlock()
+	if it.ctx.Err() != nil {
+		return
+	}
+	it.fate = f
+	it.cancel(lost)
 	if it.inHand {
 		it.q.m.Holds.Add(-1)
-	}
-	if it.cancel != nil {
-		it.cancel(it.lost)
 	}
 	it.value, it.inside = nil, nil
 	if f == queue.Return {
 		it.q.m.Spawn(it.putBack)
 	} else {
 		close(it.done)
+		it.stay()
 		it.stored = nil
 	}
 }
@@ -89,8 +68,7 @@ func (it *delivery) settleLocked(f queue.Fate) {
 // then one last time.
 func (it *delivery) putBack() {
 	q := it.q
-	leaving, stay := q.m.BeforeClose()
-	defer stay()
+	defer it.stay()
 	ctx := session.Finishing
 	last := false
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
@@ -119,7 +97,7 @@ func (it *delivery) putBack() {
 		}
 		select {
 		case <-time.After(wait):
-		case <-leaving: // if both cases are ready, either leads to another attempt
+		case <-it.leaving: // if both cases are ready, either leads to another attempt
 			last = true
 		}
 	}
@@ -135,37 +113,32 @@ func (it *delivery) Element() queue.Element {
 	return e
 }
 
-func (it *delivery) Withdrawn() (down, over <-chan struct{}) {
-	return it.inc.Disconnection(), it.inc.Ctx.Done()
-}
+// Withdrawn never ends an offer because of a lost connection: no other client can get the element.
+func (it *delivery) Withdrawn() (down, over <-chan struct{}) { return nil, it.inc.Ctx.Done() }
 
-func (it *delivery) Taken() {
-	it.Settle(session.Finishing, queue.Settlement{Fate: queue.Remove})
-	<-it.offer
-}
+func (it *delivery) Taken() { it.settle(queue.Remove, nil) }
 
+// Handed also writes the element back if it is not settled when the session ends or the Session begins
+// to close. Until Handed is called, the caller ends its offer then.
 func (it *delivery) Handed() {
 	it.mu.Lock()
 	defer it.mu.Unlock()
-	if !it.settled {
-		it.inHand = true
-		it.q.m.Holds.Add(1)
+	if it.ctx.Err() != nil {
+		return
 	}
-	<-it.offer
+	it.inHand = true
+	it.q.m.Holds.Add(1)
+	it.q.m.Spawn(func() {
+		select { // if several are ready, it may be settled already
+		case <-it.done:
+		case <-it.inc.Ctx.Done():
+		case <-it.leaving:
+		}
+		it.settle(queue.Return, it.inc.EndError(cmp.Or(context.Cause(it.inc.Ctx), session.ErrClosed)))
+	})
 }
 
-func (it *delivery) PutBack() {
-	q := it.q
-	q.mu.Lock()
-	keep := q.consumers > 0 && it.inc.Alive()
-	if <-it.offer; keep { // if `hold` is faster now, `pop` skips the delivery
-		q.ready = append([]*delivery{it}, q.ready...)
-	}
-	q.mu.Unlock()
-	if !keep {
-		it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
-	}
-}
+func (it *delivery) PutBack() { it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return}) }
 
 func (it *delivery) SetAside() {}
 
@@ -177,16 +150,11 @@ func (it *delivery) Settle(ctx context.Context, s queue.Settlement) error {
 		it.Settle(ctx, queue.Settlement{Fate: queue.Return})
 		return it.q.lacks("NackAfter")
 	}
-	it.mu.Lock()
-	if !it.settled {
-		it.settleLocked(s.Fate)
-	}
-	lost, fate := it.lost, it.fate
-	it.mu.Unlock()
-	switch {
-	case lost != nil:
-		return lost
-	case fate != s.Fate:
+	it.settle(s.Fate, nil)
+	switch cause := context.Cause(it.ctx); {
+	case cause != context.Canceled:
+		return cause
+	case it.fate != s.Fate: // it no longer changes
 		return lock.ErrNotLocked
 	}
 	limit := time.NewTimer(session.ReleaseTime)
@@ -205,45 +173,19 @@ func (it *delivery) Txn(context.Context, []any) ([]zk.MultiResponse, error) {
 	return nil, it.q.lacks("Txn")
 }
 
-func (it *delivery) Context() context.Context {
-	it.mu.Lock()
-	defer it.mu.Unlock()
-	if it.ctx == nil {
-		it.ctx, it.cancel = context.WithCancelCause(context.Background())
-		if it.settled {
-			it.cancel(it.lost)
-		}
-	}
-	return it.ctx
-}
+func (it *delivery) Context() context.Context { return it.ctx }
 
-// The type `taker` is a consumer that takes elements when `Next` is called.
+// The type `taker` is a consumer that takes an element when `Next` is called.
 type taker struct {
 	*queue.Subscriber
 	q *engine
 }
 
 func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
-	q.mu.Lock()
-	q.consumers++
-	q.mu.Unlock()
 	return &taker{q.Enter(ctx, o), q}
 }
 
-func (c *taker) Leave() {
-	c.Part(func() {
-		q := c.q
-		q.mu.Lock()
-		var back []*delivery
-		if q.consumers--; q.consumers == 0 {
-			back, q.ready = q.ready, nil
-		}
-		q.mu.Unlock()
-		for _, it := range back {
-			it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
-		}
-	})
-}
+func (c *taker) Leave() { c.Part(func() {}) }
 
 func (c *taker) Next() (queue.Item, error) {
 	q := c.q
@@ -262,19 +204,9 @@ func (c *taker) Next() (queue.Item, error) {
 		case <-q.m.Closing:
 			return nil, q.m.Failure()
 		}
-		it := q.pop()
-		var err error
-		if it == nil {
-			err = q.fetch(c.Ctx, max(q.cfg.Prefetch, 1))
-			it = q.pop()
-		}
-		if it != nil && it.inc.Connection(c.Ctx) != nil {
-			it.PutBack()
-			it = nil
-		}
+		it, err := q.fetch(c.Ctx)
 		<-q.taking
-		over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure())
-		switch {
+		switch over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure()); {
 		case over != nil && it != nil:
 			it.PutBack()
 			return nil, over
@@ -295,28 +227,7 @@ func (c *taker) Next() (queue.Item, error) {
 	}
 }
 
-func (c *taker) Poll() queue.Item {
-	if it := c.q.pop(); it != nil {
-		return it
-	}
-	return nil
-}
-
-// The method `pop` returns the first ready element that is not lost. The caller then offers it.
-func (q *engine) pop() *delivery {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for len(q.ready) > 0 {
-		it := q.ready[0]
-		q.ready = q.ready[1:]
-		select {
-		case it.offer <- struct{}{}:
-			return it
-		default: // `hold` writes it back
-		}
-	}
-	return nil
-}
+func (c *taker) Poll() queue.Item { return nil }
 
 func (q *engine) Receive(ctx context.Context, n int, got func(queue.Item)) error {
 	return queue.Receive(q.Join(ctx, queue.Joining{Hand: true}), n, got)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -33,11 +32,12 @@ type engine struct {
 	called  string        // the layout's name, from zsync.QueueLayout.String
 	line    lock.Line     // line of the consumers that wait for elements
 	sending chan struct{} // a goroutine puts a token in before it sends an element, and removes the token afterwards
-	taking  chan struct{} // a goroutine puts a token in before it takes an element, and removes the token afterwards
+	taking  chan struct{} // a goroutine puts a token in before it calls `fetch`, and removes the token afterwards
 
-	mu        sync.Mutex
-	ready     []*delivery // taken and not offered yet; guarded by mu
-	consumers int         // guarded by mu
+	// Only the goroutine with the token of `taking` uses these fields.
+
+	listed []elementName // the next elements of the latest listing, at most Prefetch
+	at     time.Time     // time of that listing
 }
 
 // New returns the Engine of another library's layout: Curator's SimpleDistributedQueue, Curator's
@@ -132,7 +132,8 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementNa
 	if err != nil {
 		return nil, err
 	}
-	it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), offer: make(chan struct{}, 1), done: make(chan struct{})}
+	it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), done: make(chan struct{})}
+	it.ctx, it.cancel = context.WithCancelCause(context.Background())
 	if it.inside, it.fault = q.open(data); it.fault != nil {
 		it.inside = [][]byte{data}
 	}
@@ -232,7 +233,6 @@ func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 		q.Report(it.name, it.fault)
 		return nil, nil
 	}
-	q.hold(it)
 	return it, nil
 }
 
@@ -245,31 +245,35 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 		if err != nil || it == nil {
 			return nil, err
 		}
-		got, err := q.await(inner, func() (*delivery, error) { return q.seize(it) })
+		got, err := q.take(inner, it)
 		if err != nil {
 			return nil, err
 		}
 		if got != nil {
 			e := got.Element()
-			return &e, got.Settle(ctx, queue.Settlement{Fate: queue.Remove})
+			got.Taken()
+			return &e, nil
 		}
 	}
 }
 
-// The method `await` calls the function `take` and waits for its result. If ctx ends first, and
-// `take` takes an element after that, the element is written back.
-func (q *engine) await(ctx context.Context, take func() (*delivery, error)) (*delivery, error) {
-	leaving, stay := q.m.BeforeClose()
-	if session.IsClosed(leaving) {
-		stay()
+// The method `take` calls `seize`, and waits for its result. If ctx ends first, and `seize` takes the
+// element after that, the element is written back.
+func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
+	it.leaving, it.stay = q.m.BeforeClose()
+	if session.IsClosed(it.leaving) {
+		it.stay()
 		return nil, session.ErrClosed // Close would not wait for an element that is taken now
 	}
 	return queue.Detached(ctx, q.m, func() (*delivery, error) {
-		defer stay()
-		return take()
-	}, func(it *delivery) {
-		if it != nil {
-			it.Settle(session.Finishing, queue.Settlement{Fate: queue.Return})
+		got, err := q.seize(it)
+		if got == nil {
+			it.stay()
+		}
+		return got, err
+	}, func(got *delivery) {
+		if got != nil {
+			got.PutBack()
 		}
 	})
 }
@@ -424,56 +428,59 @@ func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
 
-// The method `fetch` waits for elements, takes up to `n` of them, and adds them to q.ready.
-func (q *engine) fetch(ctx context.Context, n int) error {
-	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		place, err := q.line.Contend(ctx, inc)
-		if errors.Is(err, session.ErrVanished) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer place.Leave()
-		for refused := map[string]bool{}; ; {
-			es, err := q.awaitSome(ctx, inc, refused)
-			if err != nil {
-				return err
+// listedFor is the time for which `fetch` uses a listing. After that, other elements may be the first.
+const listedFor = time.Second
+
+// The method `fetch` waits for an element, and takes it. If an element does not decode, it can return nil
+// without an error.
+func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		var place *lock.Claim // of the line, from the first listing
+		defer func() {
+			if place != nil {
+				place.Leave()
 			}
-			over := false
-			for _, e := range es[:min(len(es), n)] {
-				it, err := q.read(ctx, inc, e)
-				if session.IsNoNode(err) || err == nil && it == nil {
-					continue
+		}()
+		for refused := map[string]bool{}; got == nil; {
+			if len(q.listed) == 0 || time.Since(q.at) > listedFor {
+				if place == nil {
+					if place, err = q.line.Contend(ctx, inc); errors.Is(err, session.ErrVanished) {
+						return nil
+					} else if err != nil {
+						return err
+					}
 				}
+				es, err := q.awaitSome(ctx, inc, refused)
 				if err != nil {
 					return err
 				}
-				whole := len(it.inside) == 1 // read here: once `it` is in q.ready, its consumer may settle it
-				got, err := q.await(ctx, func() (*delivery, error) { return q.seize(it) })
-				switch {
-				case err != nil && ctx.Err() == nil && q.Skips.Left(e.name):
-					over = true // `Complain` has already sent the error to the consumers for which `Odd` is set
-				case err != nil && ctx.Err() == nil && refusal(err):
-					refused[e.name] = true
-					q.Complain(err)
-				case err != nil:
-					return err
-				case got != nil:
-					over = true
-					q.mu.Lock()
-					q.ready = append(q.ready, got)
-					q.mu.Unlock()
-				}
-				if !whole {
-					break // list again: the elements of the split znode precede the others
-				}
+				q.listed, q.at = es[:min(len(es), q.cfg.Prefetch)], time.Now()
 			}
-			if over {
-				return nil
+			e := q.listed[0]
+			q.listed = q.listed[1:]
+			it, err := q.read(ctx, inc, e)
+			if session.IsNoNode(err) || err == nil && it == nil {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			switch got, err = q.take(ctx, it); {
+			case err != nil && ctx.Err() == nil && q.Skips.Left(e.name):
+				return nil // `Complain` has already sent the error to the consumers for which `Odd` is set
+			case err != nil && ctx.Err() == nil && refusal(err):
+				refused[e.name] = true
+				q.Complain(err)
+			case err != nil:
+				return err
+			}
+			if len(it.inside) != 1 {
+				q.listed = nil // the elements of the split znode precede the others
 			}
 		}
+		return nil
 	})
+	return got, err
 }
 
 // awaitSome lists the elements, without skipped and refused elements. If there are none, it waits.
