@@ -36,7 +36,6 @@ type core struct {
 func New(m *session.Manager, cfg Settings) Engine {
 	at := NewCommon(m, cfg, nil)
 	q := &core{Common: at, producer: producer{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}, trace: m.Trace}
-	q.out.producer = &q.producer
 	return q
 }
 
@@ -56,14 +55,14 @@ func (q *core) check(it *item) {
 }
 
 func (q *core) Send(ctx context.Context, b Batch) error {
-	p, err := q.out.parcel(ctx, b)
+	p, err := q.parcel(ctx, b)
 	if err != nil {
 		return err
 	}
 	if err := q.admit(ctx, len(p.data), p.id, b.NoWait); err != nil {
 		return err
 	}
-	return q.out.send(p)
+	return q.send(p)
 }
 
 // Synced sends a sync request, then calls `f` and returns the result of `f`. If the session ends first,

@@ -33,7 +33,6 @@ type parcel struct {
 	tags []string   // of each element
 	id   string     // the hash of its ID, or empty
 	size int        // upper bound of the size of its requests
-	with []any      // additional operations; a parcel with additional operations has its own transaction
 	done chan error // has room for the result
 
 	// The fields below are for a parcel with an ID. Only the goroutine that sends uses them.
@@ -43,12 +42,17 @@ type parcel struct {
 	err   error    // if not nil, the reason why the outbox does not send the parcel
 }
 
-// The type `producer` is the part of a Queue value that sends.
+// The type `producer` is the part of a Queue value that sends. It stores the parcels of all goroutines, one
+// transaction after another, in the order in which they arrive. A parcel that arrives during a transaction
+// is stored by the next transaction.
 type producer struct {
 	*Common
-	out   outbox               // of all calls of Send
-	full  sync.Map             // by priority, the number of the newest bucket that a response showed to be full
+	known sync.Map             // by priority, the *tail after the latest Send
 	slots shared.Cache[string] // by slot, a bucket that probably exists and is not full
+
+	mu      sync.Mutex
+	waiting []*parcel // guarded by mu
+	running bool      // the goroutine that sends is running; guarded by mu
 
 	// The fields below are for a queue with a limit: see room.go.
 
@@ -82,7 +86,7 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 			key = b.Keys[i]
 		}
 		p.tags = append(p.tags, tagOf(key, b.ID))
-		p.size += q.elementSize(data)
+		p.size += len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + q.m.SizeOfACL(q.m.Config.ACL)
 	}
 	limit := session.MaxPacket - q.overhead()
 	if len(b.Data) == 1 {
@@ -96,42 +100,26 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	return p, nil
 }
 
-// elementSize returns an upper bound of the bytes that an element adds to a transaction.
-func (q *Common) elementSize(data []byte) int {
-	return len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + q.m.SizeOfACL(q.m.Config.ACL)
-}
-
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.
 func (q *Common) overhead() int {
 	return 62 + 2*q.m.SizeOf(q.Receipts+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
-// The type `outbox` stores the parcels of all goroutines, one transaction after another, in the
-// order in which they arrive. A parcel that arrives during a transaction is stored by the next
-// transaction. A transaction of the program has an outbox for each queue to which it sends.
+// The type `outbox` has the parcels of one transaction for one queue.
 //
 // A receipt ensures that each transaction is applied exactly once. It is tempting to look for the
 // elements instead. Their absence would prove nothing, because consumers may have removed them.
 type outbox struct {
 	*producer
-
-	mu      sync.Mutex
-	waiting []*parcel // guarded by mu
-	running bool      // the goroutine that sends is running; guarded by mu
-
-	// Only the goroutine that sends uses the fields below.
-
-	brief bool          // the outbox is for one transaction; to save a round trip, it does not read how full a bucket is
-	first int64         // the czxid of the queue's znode
-	tails map[int]*tail // the known tails, by priority
-	group []*parcel     // the parcels of the present transaction
-	steps []step        // one attempt at that transaction
+	group []*parcel
+	tails map[int]*tail // by priority, the tails before the transaction
 	next  map[int]*tail // by priority, the tails as the `steps` leave them
+	steps []step        // one attempt
 	op    int           // for a transaction of the program: index of the first operation that sends to the queue
 	at    int           // index of the first of the `steps` in the transaction
 }
 
-// The type `tail` is an outbox's knowledge of the tail of a priority.
+// The type `tail` is a producer's knowledge of the tail of a priority. A tail is never changed in place.
 type tail struct {
 	made    bool  // the znode exists
 	version int32 // of the znode
@@ -144,16 +132,15 @@ type tail struct {
 // single Send can have more elements.
 const maxGroup = 1000
 
-// The method `send` puts a parcel into the outbox, and waits until the parcel is stored or refused,
-// or the parcel's context ends.
-func (o *outbox) send(p *parcel) error {
-	o.mu.Lock()
-	o.waiting = append(o.waiting, p)
-	if !o.running {
-		o.running = true
-		o.m.Spawn(o.run)
+// The method `send` waits until a parcel is stored or refused, or the parcel's context ends.
+func (q *producer) send(p *parcel) error {
+	q.mu.Lock()
+	q.waiting = append(q.waiting, p)
+	if !q.running {
+		q.running = true
+		q.m.Spawn(q.run)
 	}
-	o.mu.Unlock()
+	q.mu.Unlock()
 	select {
 	case err := <-p.done:
 		return err
@@ -163,53 +150,53 @@ func (o *outbox) send(p *parcel) error {
 }
 
 // The method `run` stores parcels until there are no more.
-func (o *outbox) run() {
-	_, stay := o.m.BeforeClose()
+func (q *producer) run() {
+	_, stay := q.m.BeforeClose()
 	defer stay()
 	for {
-		group := o.take()
+		group := q.take()
 		if group == nil {
 			return
 		}
-		err := o.post(group)
+		err := q.post(group)
 		for _, p := range group {
 			p.done <- cmp.Or(p.err, err)
 		}
-		if inc := o.m.Present(); inc != nil {
-			o.Sweep(inc)
+		if inc := q.m.Present(); inc != nil {
+			q.Sweep(inc)
 		}
 	}
 }
 
-// The method `take` removes the parcels of the next transaction from the outbox. If there are none, it
-// returns nil, and `run` must end.
-func (o *outbox) take() (group []*parcel) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	size, n := o.overhead(), 0
-	for len(o.waiting) > 0 {
-		p := o.waiting[0]
+// The method `take` returns the waiting parcels for the next transaction. If there are none, it returns
+// nil, and `run` must end.
+func (q *producer) take() (group []*parcel) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	size, n := q.overhead(), 0
+	for len(q.waiting) > 0 {
+		p := q.waiting[0]
 		if p.ctx.Err() != nil {
 			// It was never sent.
 			p.done <- session.CtxErr(p.ctx)
-			o.waiting = o.waiting[1:]
+			q.waiting = q.waiting[1:]
 			continue
 		}
-		size += p.size + o.overhead() // the parcel may need a new bucket
+		size += p.size + q.overhead() // the parcel may need a new bucket
 		n += len(p.data)
 		twice := p.id != "" && slices.ContainsFunc(group, func(o *parcel) bool { return o.id == p.id })
-		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || twice || len(p.with)+len(group[0].with) > 0) {
+		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || twice) {
 			break
 		}
 		group = append(group, p)
-		o.waiting = o.waiting[1:]
+		q.waiting = q.waiting[1:]
 	}
-	o.running = group != nil
+	q.running = group != nil
 	return group
 }
 
 // The method `post` stores a group.
-func (o *outbox) post(group []*parcel) error {
+func (q *producer) post(group []*parcel) error {
 	// If one call of Send ends early, the other calls of its group must continue. So ctx ends only
 	// when the contexts of all these calls have ended.
 	ctx, cancel := context.WithCancel(session.Finishing)
@@ -223,13 +210,12 @@ func (o *outbox) post(group []*parcel) error {
 			}
 		})()
 	}
-	o.group = slices.Clone(group)
-	x := &load{m: o.m, ops: group[0].with, sends: []*outbox{o}}
-	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return o.Commit(ctx, ops) })
+	x := &load{m: q.m, sends: []*outbox{{producer: q, group: slices.Clone(group)}}}
+	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return q.Commit(ctx, ops) })
 	if err != nil && len(group) > 1 && (session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrMixed)) {
 		// Nothing was applied. Perhaps only one of the calls is at fault.
 		for _, p := range group {
-			err := o.post([]*parcel{p})
+			err := q.post([]*parcel{p})
 			p.err = cmp.Or(p.err, err)
 		}
 		return nil
@@ -254,7 +240,7 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 	for {
 		var steps []step
 		err := x.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			steps, err = x.steps(inc)
+			steps, err = x.steps(ctx, inc)
 			return err
 		})
 		if err != nil || len(steps) == 0 {
@@ -265,11 +251,13 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 			return x.answered(rs), nil
 		}
 		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
-		i := session.FailedOp(rs)
-		if i < len(x.ops) || session.OutcomeOf(err) != session.Answered {
-			for _, s := range x.sends {
-				s.forget() // the transaction may have been applied, and then the versions have changed
+		i, open := session.FailedOp(rs), session.OutcomeOf(err) != session.Answered
+		for _, s := range x.sends {
+			if open {
+				s.forget() // the transaction may have filled a bucket
 			}
+		}
+		if i < len(x.ops) || open {
 			return rs[:min(len(rs), len(x.ops))], err
 		}
 		if err := x.m.During(ctx, func(inc *session.Incarnation) error { return steps[i].cure(inc, rs[i].Error) }); err != nil {
@@ -279,12 +267,12 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 }
 
 // The method `steps` returns the steps of one attempt.
-func (x *load) steps(inc *session.Incarnation) (steps []step, err error) {
+func (x *load) steps(ctx context.Context, inc *session.Incarnation) (steps []step, err error) {
 	for _, op := range x.ops {
 		steps = append(steps, step{op, incurable})
 	}
 	for _, s := range x.sends {
-		if err := s.build(inc); err != nil {
+		if err := s.build(ctx, inc); err != nil {
 			return nil, err
 		}
 		s.at = len(steps)
@@ -302,7 +290,7 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	return rs[:len(x.ops)]
 }
 
-// The method `learn` reads from the responses to the steps which buckets are full now.
+// The method `learn` records the tails after the transaction. The responses show which buckets are full.
 func (o *outbox) learn(rs []zk.MultiResponse) {
 	for i, r := range rs {
 		if _, creates := o.steps[i].op.(*zk.CreateRequest); creates && r.String == "" { // the reply was lost
@@ -314,19 +302,7 @@ func (o *outbox) learn(rs []zk.MultiResponse) {
 		}
 	}
 	for prio, t := range o.next {
-		o.tails[prio] = t
-		if !t.full {
-			continue
-		}
-		if last, _ := o.full.Swap(prio, t.bucket); o.brief && last != t.bucket {
-			// The next outbox may be brief, too, and would not know that the bucket is full. So an
-			// empty parcel creates the next bucket.
-			_, stay := o.m.BeforeClose()
-			o.m.Spawn(func() {
-				defer stay()
-				o.out.send(&parcel{ctx: session.Finishing, prio: prio, done: make(chan error, 1)})
-			})
-		}
+		o.known.Store(prio, t)
 	}
 }
 
@@ -343,69 +319,65 @@ func (q *producer) filled(path string) (b bucket, full bool) {
 
 // The method `locate` reads the tail of a priority. If the queue does not exist, `locate` creates it
 // instead.
-func (o *outbox) locate(inc *session.Incarnation, prio int) error {
-	ctx := session.Finishing // ends with the session
+func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, prio int) error {
 	nodes, err := inc.GetAll(ctx, []string{o.dir, session.ChildPath(o.dir, tailName(prio))})
 	switch {
 	case err != nil:
 		return err
 	case nodes[0].Stat == nil:
-		return o.makeQueue(inc)
+		return o.makeQueue(ctx, inc)
 	case !ours(nodes[0].Data):
 		return o.m.Mixed(o.dir)
 	}
-	queue, n := nodes[0].Stat, nodes[1]
-	if o.tails == nil || o.first != queue.Czxid { // the known tails belong to a queue that was deleted
-		o.first, o.tails = queue.Czxid, make(map[int]*tail)
-	}
+	n := nodes[1]
 	if n.Stat == nil {
 		// A priority without a tail begins with a new number. Each transaction that creates a bucket also
 		// writes the queue's znode. So its last write has a higher zxid than the number of any bucket.
-		o.tails[prio] = &tail{bucket: queue.Mzxid - 1, full: true}
+		o.tails[prio] = &tail{bucket: nodes[0].Stat.Mzxid - 1, full: true}
 		return nil
 	}
 	t := &tail{made: true, version: n.Stat.Version}
 	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
 		return o.m.Mixed(o.dir)
 	}
-	last, ok := o.full.Load(prio)
-	t.full = ok && last == t.bucket
-	if !o.brief {
-		// A producer that has filled a bucket creates the next bucket in its next Send. But if each
-		// producer sends only once, the tail still names the full bucket.
-		nodes, err := inc.GetAll(ctx, []string{session.ChildPath(o.dir, bucketName(prio, t.bucket))})
-		if err != nil {
-			return err
-		}
-		t.gone = nodes[0].Stat == nil
-		t.full = t.full || t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1
+	// The producer that fills a bucket creates the next one in its next Send. If it sends no more, the tail
+	// still names the full bucket.
+	if nodes, err = inc.GetAll(ctx, []string{session.ChildPath(o.dir, bucketName(prio, t.bucket))}); err != nil {
+		return err
 	}
+	t.gone = nodes[0].Stat == nil
+	t.full = t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1
 	o.tails[prio] = t
 	return nil
 }
 
 // The method `build` sets o.steps to the transaction of one attempt. It uses the buckets that the
 // outbox knows. After a refusal, a cure has corrected that knowledge.
-func (o *outbox) build(inc *session.Incarnation) error {
+func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 	o.group = slices.DeleteFunc(o.group, func(p *parcel) bool { return p.err != nil })
 	if o.steps, o.next = nil, make(map[int]*tail); len(o.group) == 0 {
 		return nil
 	}
-	if err := o.vet(session.Finishing, inc); err != nil {
+	if o.tails == nil {
+		o.tails = make(map[int]*tail)
+	}
+	if err := o.vet(ctx, inc); err != nil {
 		return err
 	}
-	unknown := func(p *parcel) bool { return o.tails[p.prio] == nil }
-	for i := slices.IndexFunc(o.group, unknown); i >= 0; i = slices.IndexFunc(o.group, unknown) {
-		if err := o.locate(inc, o.group[i].prio); err != nil {
-			return err
+	for _, p := range o.group {
+		for o.tails[p.prio] == nil {
+			if t, ok := o.known.Load(p.prio); ok {
+				o.tails[p.prio] = t.(*tail)
+			} else if err := o.locate(ctx, inc, p.prio); err != nil {
+				return err
+			}
 		}
 	}
 	anew := func(*session.Incarnation) error {
 		o.forget() // another producer has created the next bucket, or another client has deleted a bucket or the queue
-		o.brief = false
 		return nil
 	}
-	o.add(ring(o.dir), when(session.IsNoNode, o.makeQueue)) // the bell
+	o.add(ring(o.dir), when(session.IsNoNode, func(inc *session.Incarnation) error { return o.makeQueue(ctx, inc) })) // the bell
 	keyed := false
 	for _, p := range o.group {
 		var dir string
@@ -419,16 +391,16 @@ func (o *outbox) build(inc *session.Incarnation) error {
 		} else {
 			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
 			var err error
-			if dir, makeDir, err = o.slot(inc, at); session.IsNoNode(err) { // another client has deleted the queue
-				if err = o.makeQueue(inc); err == nil {
-					return o.build(inc)
+			if dir, makeDir, err = o.slot(ctx, inc, at); session.IsNoNode(err) { // another client has deleted the queue
+				if err = o.makeQueue(ctx, inc); err == nil {
+					return o.build(ctx, inc)
 				}
 			}
 			if err != nil {
 				return err
 			}
 		}
-		o.identify(p, session.BaseName(dir))
+		o.identify(ctx, p, session.BaseName(dir))
 		for i, data := range p.data {
 			keyed = keyed || keyOf(p.tags[i]) != ""
 			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
@@ -436,7 +408,7 @@ func (o *outbox) build(inc *session.Incarnation) error {
 	}
 	if keys := session.ChildPath(o.dir, keysName); keyed {
 		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := inc.Create(session.Finishing, keys, nil)
+			_, err := inc.Create(ctx, keys, nil)
 			if session.IsNoNode(err) {
 				err = nil // the queue was deleted: the servers refuse the next attempt, and then the cure of the bell creates the queue
 			}
@@ -448,9 +420,9 @@ func (o *outbox) build(inc *session.Incarnation) error {
 
 // makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
 // container, and the numbers of the buckets would then begin with the zxid of another znode.
-func (o *outbox) makeQueue(inc *session.Incarnation) error {
+func (o *outbox) makeQueue(ctx context.Context, inc *session.Incarnation) error {
 	o.forget()
-	_, err := inc.Create(session.Finishing, o.dir, []byte(marks.Dir))
+	_, err := inc.Create(ctx, o.dir, []byte(marks.Dir))
 	return err
 }
 
@@ -469,6 +441,8 @@ func (o *outbox) open(prio int, anew func(*session.Incarnation, error) error) *t
 		return &t
 	}
 	t.bucket++
+	passed := *o.tails[prio]
+	passed.bucket++
 	number := []byte(strconv.FormatInt(t.bucket, 10))
 	if t.made && !t.gone {
 		// Another client may have deleted the queue and created it again, and the new tail may have
@@ -484,23 +458,25 @@ func (o *outbox) open(prio int, anew func(*session.Incarnation, error) error) *t
 		t.version = 0
 	}
 	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, when(session.IsNodeExists, func(*session.Incarnation) error {
-		o.tails[prio].bucket++ // another client has created this bucket without the tail: pass over it
+		o.tails[prio] = &passed // another client has created this bucket without the tail
 		return nil
 	}))
 	t.made, t.full, t.gone = true, false, false
 	return &t
 }
 
-func (o *outbox) forget() { o.tails = nil }
+func (o *outbox) forget() {
+	clear(o.tails)
+	o.known.Clear()
+}
 
 // The method `slot` returns the path of a bucket of the slot `at`. It creates a bucket if it finds none
 // with room. If the servers refuse a transaction because the bucket was deleted, the function `cure`
 // forgets the bucket.
-func (q *producer) slot(inc *session.Incarnation, at string) (path string, cure func(*session.Incarnation, error) error, err error) {
+func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string) (path string, cure func(*session.Incarnation, error) error, err error) {
 	cure = when(session.IsNoNode, func(*session.Incarnation) error { q.slots.Delete(at); return nil })
 	name, ok := q.slots.Load(at)
 	if !ok {
-		ctx := session.Finishing
 		all, _, err := inc.Children(ctx, q.dir)
 		if err != nil {
 			return "", nil, err
@@ -533,7 +509,7 @@ func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/
 
 // If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
 // the bucket of the element.
-func (o *outbox) identify(p *parcel, bucket string) {
+func (o *outbox) identify(ctx context.Context, p *parcel, bucket string) {
 	if p.id == "" {
 		return
 	}
@@ -543,9 +519,9 @@ func (o *outbox) identify(p *parcel, bucket string) {
 		case session.IsNoNode(err) && p.stale == nil:
 			// MakeDir creates the znode `ids` as a persistent znode. If `ids` were deleted and created
 			// again, its version would be 0 again, and the checks of the version would prove nothing.
-			return inc.MakeDir(session.Finishing, session.Dir{Path: session.ParentPath(path)})
+			return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(path)})
 		case outrun(err), session.IsNodeExists(err):
-			return o.reread(session.Finishing, inc)
+			return o.reread(ctx, inc)
 		}
 		return err
 	}

@@ -189,7 +189,7 @@ func TestElementsWithAndWithoutADelayAreStoredAlthoughTheirQueueIsDeletedMeanwhi
 			harness.Must(t, err)
 			group = append(group, p)
 		}
-		harness.Must(t, q.out.post(group))
+		harness.Must(t, q.post(group))
 		wantTake(t, q, "delayed", 0)
 		wantTake(t, q, "plain", 0)
 	})

@@ -241,7 +241,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		switch {
 		case e.with != nil:
 			var load []step
-			load, err = e.with.steps(c.inc)
+			load, err = e.with.steps(session.Finishing, c.inc)
 			for _, s := range load {
 				add(s.op, s.cure)
 			}
@@ -256,7 +256,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			at := slotOf(e.item.prio, due, time.Now().UnixMilli())
 			var dir string
 			var cure func(*session.Incarnation, error) error
-			if dir, cure, err = q.slot(c.inc, at); session.IsNoNode(err) {
+			if dir, cure, err = q.slot(session.Finishing, c.inc, at); session.IsNoNode(err) {
 				err = errMissing // another client has deleted the queue
 			} else if err == nil {
 				name := laterName(due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)

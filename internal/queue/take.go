@@ -169,9 +169,11 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 	if err != nil {
 		return err
 	}
-	p := &parcel{ctx: ctx, prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}, with: d.Removal, done: make(chan error, 1)}
-	p.size = q.elementSize(d.Framed) + q.m.SizeOfOps(p.with)
-	return q.out.send(p)
+	p := &parcel{prio: prio, data: [][]byte{d.Framed}, tags: []string{tag}}
+	x := &load{m: q.m, ops: d.Removal, sends: []*outbox{{producer: &q.producer, group: []*parcel{p}}}}
+	ctx = session.Finish(ctx)
+	_, err = x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return q.Commit(ctx, ops) })
+	return err
 }
 
 // pageSize is the number of elements that List reads at once.

@@ -35,7 +35,7 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 		at := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
 		if at < 0 {
 			at, x.size = len(x.sends), x.size+q.overhead()
-			x.sends = append(x.sends, &outbox{producer: &q.producer, brief: true, op: i})
+			x.sends = append(x.sends, &outbox{producer: &q.producer, op: i})
 		}
 		o := x.sends[at]
 		if o.group = append(o.group, p); o.cfg.MaxLen == 0 {

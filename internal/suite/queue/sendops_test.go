@@ -163,3 +163,23 @@ func TestATxnThatWaitsForRoomReturnsTheLoss(t *testing.T) {
 		})
 	}
 }
+
+// A SendOp must know the newest bucket of its queue. The context also ends that read.
+func TestATxnWithASendOpEndsWithItsContextThoughNoServerAnswers(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() {
+				return zktest.DropRequest
+			}
+			return zktest.Pass
+		})
+		start := time.Now()
+		_, err := s.Txn(within(t, time.Second), q.SendOp(1))
+		wantErr(t, err, context.DeadlineExceeded)
+		if d := time.Since(start); d > 1100*time.Millisecond {
+			t.Errorf("Txn returned after %v; its context ended after 1s", d)
+		}
+	})
+}
