@@ -45,19 +45,14 @@ func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (ne
 	t := tls.Client(c, tlsConfig)
 	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
-		return nil, tlsError(err)
+		// A server that expects the ZooKeeper protocol reads TLS's first bytes as the length of a packet, and
+		// closes the connection.
+		if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, io.EOF) {
+			err = fmt.Errorf("the server does not speak TLS on this port: %w", err)
+		}
+		return nil, err
 	}
 	return t, nil
-}
-
-// tlsError explains the failure of a TLS handshake. A server that expects the ZooKeeper protocol
-// reads TLS's first bytes as the length of a packet, and closes the connection.
-func tlsError(err error) error {
-	var record tls.RecordHeaderError
-	if errors.As(err, &record) || errors.Is(err, io.EOF) {
-		return fmt.Errorf("the server does not speak TLS on this port: %w", err)
-	}
-	return err
 }
 
 // RefusesTLS reports whether err is a rejected certificate, of either side, or a similar failure of

@@ -37,13 +37,7 @@ type digest struct {
 
 // DigestMD5 returns a client of DIGEST-MD5 for a user.
 func DigestMD5(user, password string) Exchanger {
-	return &digest{user: user, password: password, nonce: newNonce}
-}
-
-func newNonce() string {
-	var b [16]byte
-	rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
+	return &digest{user: user, password: password, nonce: rand.Text}
 }
 
 func (d *digest) Name() string { return "DIGEST-MD5" }
@@ -84,12 +78,13 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 // The method `respond` returns the response to a challenge.
 func (d *digest) respond(given map[string][]string) ([]byte, error) {
 	nonce := last(given["nonce"])
+	offered := strings.Fields(strings.ReplaceAll(strings.Join(given["qop"], " "), ",", " "))
 	switch alg := last(given["algorithm"]); {
 	case nonce == "":
 		return nil, errors.New("the challenge has no nonce")
 	case alg != "md5-sess":
 		return nil, fmt.Errorf("the challenge asks for the algorithm %q; want md5-sess", alg)
-	case len(given["qop"]) > 0 && !slices.ContainsFunc(given["qop"], offersAuth):
+	case len(given["qop"]) > 0 && !slices.Contains(offered, "auth"):
 		return nil, errors.New("the challenge does not offer qop=auth")
 	}
 	realm := digestRealm
@@ -106,10 +101,6 @@ func (d *digest) respond(given map[string][]string) ([]byte, error) {
 	fmt.Fprintf(&b, ",nc=00000001,cnonce=%s,digest-uri=%s", quote(cnonce), quote(digestService))
 	fmt.Fprintf(&b, ",response=%s,qop=auth", response)
 	return []byte(b.String()), nil
-}
-
-func offersAuth(qop string) bool {
-	return slices.ContainsFunc(strings.Split(qop, ","), func(s string) bool { return strings.TrimSpace(s) == "auth" })
 }
 
 // digestKey returns HEX(H(A1)) of RFC 2831, section 2.1.2.1.

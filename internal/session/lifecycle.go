@@ -30,6 +30,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		ended:    make(chan struct{}),
 		farewell: make(chan struct{}),
 	}
+	m.fewerLocked = func() {}
 	m.closing, m.leave = context.WithCancelCause(context.Background())
 	m.over, m.finish = context.WithCancelCause(context.Background())
 	m.Closing, m.Over = m.closing.Done(), m.over.Done()
@@ -125,33 +126,27 @@ func (m *Manager) awaitFunctions() {
 // awaitNone waits for Close until `count` returns 0, but no longer than `limit`: then `late` is true.
 // It also returns when `down` or `ended` is closed, or Over.
 func (m *Manager) awaitNone(count func() int, limit time.Duration, down, ended <-chan struct{}) (late bool) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	for {
-		m.mu.Lock()
-		n := count()
-		if m.fewer == nil {
-			m.fewer = make(chan struct{})
-		}
-		fewer := m.fewer
-		m.mu.Unlock()
-		if n == 0 {
-			return false
-		}
-		// If the last function returns at the limit, either case is right: its hold is released
-		// by then, or ends with the session.
-		select {
-		case <-fewer:
-		case <-down:
-			return false
-		case <-ended:
-			return false
-		case <-m.Over:
-			return false
-		case <-timer.C:
-			return true
+	none := make(chan struct{})
+	m.mu.Lock()
+	m.fewerLocked = func() {
+		if count() == 0 {
+			close(none)
+			m.fewerLocked = func() {}
 		}
 	}
+	m.fewerLocked()
+	m.mu.Unlock()
+	// If the last function returns at the limit, either case is right: its hold is released
+	// by then, or ends with the session.
+	select {
+	case <-none:
+	case <-down:
+	case <-ended:
+	case <-m.Over:
+	case <-time.After(limit):
+		return true
+	}
+	return false
 }
 
 // Granted returns the timeout of the present session, or 0 while there is none.

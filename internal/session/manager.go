@@ -39,19 +39,19 @@ type Manager struct {
 	noContainers atomic.Bool                 // the servers do not know containers
 	closes       atomic.Bool                 // Close was called
 
-	mu       sync.Mutex
-	cur      *Incarnation     // the newest incarnation; guarded by mu
-	phase    *phase           // the present; guarded by mu
-	untold   []Report         // events that the observer has not received yet; guarded by mu
-	telling  bool             // a goroutine is passing events; guarded by mu
-	lately   error            // why the last server failed; nil once a server executes a request; guarded by mu
-	tried    map[string]error // by address: the server's last error; cleared when any server executes a request; guarded by mu
-	staff    int              // number of users that will tidy up before the end: see BeforeClose; guarded by mu
-	farewell chan struct{}    // closed when Close begins the farewell
-	running  map[any]uint64   // by Function: the number of its goroutine, or 0 if that has called Close; guarded by mu
-	fewer    chan struct{}    // made by awaitNone; closed when `running` or `staff` changes; guarded by mu
-	leaving  Ending           // ended by Close when nothing new may begin; its hooks end the contexts of functions
-	Attached sync.Map         // data that other packages keep across sessions: see shared.Attached
+	mu          sync.Mutex
+	cur         *Incarnation     // the newest incarnation; guarded by mu
+	phase       *phase           // the present; guarded by mu
+	untold      []Report         // events that the observer has not received yet; guarded by mu
+	telling     bool             // a goroutine is passing events; guarded by mu
+	lately      error            // why the last server failed; nil once a server executes a request; guarded by mu
+	tried       map[string]error // by address: the server's last error; cleared when any server executes a request; guarded by mu
+	staff       int              // number of users that will tidy up before the end: see BeforeClose; guarded by mu
+	farewell    chan struct{}    // closed when Close begins the farewell
+	running     map[any]uint64   // by Function: the number of its goroutine, or 0 if that has called Close; guarded by mu
+	fewerLocked func()           // called when `running` or `staff` changes: see awaitNone; guarded by mu
+	leaving     Ending           // ended by Close when nothing new may begin; its hooks end the contexts of functions
+	Attached    sync.Map         // data that other packages keep across sessions: see shared.Attached
 
 	closing context.Context         // ends, with the reason, when nothing new can begin: by Close, or by a failure that no retry can cure
 	leave   context.CancelCauseFunc // ends `closing`; the first reason stays
@@ -114,14 +114,6 @@ func (m *Manager) run() {
 func (m *Manager) fail(err error) {
 	m.leave(err)
 	m.finish(err)
-}
-
-// fewerLocked wakes awaitNone.
-func (m *Manager) fewerLocked() {
-	if m.fewer != nil {
-		close(m.fewer)
-		m.fewer = nil
-	}
 }
 
 // Failure returns the reason why new work is refused: the Session is closed, is being closed, or
@@ -374,14 +366,11 @@ func (m *Manager) sayOutage(began time.Time) {
 	}
 	inc := m.cur
 	m.mu.Unlock()
-	err := strings.Join(why, "; ")
-	if holds := m.Holds.Load(); holds > 0 && inc != nil {
-		if left := inc.left(); left > 0 {
-			m.Log.Warn(TextOutage, "since", began, "holds", holds, "until", time.Now().Add(left).Round(time.Millisecond), "err", err)
-			return
-		}
+	args := []any{"since", began}
+	if holds := m.Holds.Load(); holds > 0 && inc != nil && inc.left() > 0 {
+		args = append(args, "holds", holds, "until", time.Now().Add(inc.left()).Round(time.Millisecond))
 	}
-	m.Log.Warn(TextOutage, "since", began, "err", err)
+	m.Log.Warn(TextOutage, append(args, "err", strings.Join(why, "; "))...)
 }
 
 // sayConnected logs the end of an outage that was logged.
