@@ -46,7 +46,6 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 		o.end(err)
 		return nil, nil, err
 	}
-	g.Within(q.s.m.FunctionOf(ctx))
 	return o.got(ctx, g), g, nil
 }
 
@@ -64,7 +63,6 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 	start := time.Now()
 	g, err := q.local.Try(ctx, mode)
 	if g != nil {
-		g.Within(q.s.m.FunctionOf(ctx))
 		_, o := q.s.begin(ctx, q.op(mode))
 		o.began = start
 		o.got(ctx, g)

@@ -28,7 +28,7 @@ type Grant struct {
 	use    int               // the number of this grant among the grants of the claim, for the trace
 	free   func()            // stops the limits of the grant (Hold.limited); nil if it has no limits
 	Pinned bool              // a Do or Run releases the grant; guarded by its Lock's mu
-	within *session.Function // the program's function, called by a Do or Run, that holds the grant; nil if no such function holds it; guarded by claim.mu
+	within *session.Function // the program's function that holds the grant, or nil; set under claim.mu and the Lock's mu, so that either guards it
 	follow func(error)       // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
 
@@ -396,10 +396,10 @@ func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
 func (c *Claim) discard()       { c.Leave() }
 func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 
-// inFunction returns true if Close must not release c: a running function of the program holds c, or
-// may hold c (Lock.inherit). Or c is Unwatched: its primitive releases c, or c ends with the session.
+// inFunction returns true if Close must not release c: a running function of the program holds c. Or
+// c is Unwatched: its primitive releases c, or c ends with the session.
 func (c *Claim) inFunction() bool {
-	return c.Unwatched || slices.ContainsFunc(c.within, (*session.Function).Runs) || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
+	return c.Unwatched || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
 		g, ok := owner.(*Grant)
 		return ok && g.within.Runs()
 	})

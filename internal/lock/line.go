@@ -123,8 +123,6 @@ type Claim struct {
 	asked     chan struct{}     // closed when another client asks the holder to release; nil before Asked is called; guarded by mu
 	granted   int               // number of all grants, for the trace; guarded by mu
 
-	within []*session.Function // the program's functions in which a reader may use c, although the use of that reader has ended: see Lock.inherit; guarded by mu
-
 	// Only a Lock uses the following fields; guarded by Lock.mu:
 	mode    HoldMode
 	closed  bool          // no more readers may join

@@ -55,8 +55,9 @@ type Lock struct {
 // The type `waiter` is a goroutine in Acquire.
 type waiter struct {
 	mode  HoldMode
-	pin   bool          // the caller is Do, RDo or Run, which itself releases its grant
-	ready chan struct{} // receives a value when one of the next three fields is set, except by w itself
+	pin   bool              // the caller is Do, RDo or Run, which itself releases its grant
+	of    *session.Function // the program's function that has called Acquire, or nil
+	ready chan struct{}     // receives a value when one of the next three fields is set, except by w itself
 
 	place  *Place // its place in the line; nil while w waits for goroutines of this process
 	grant  *Grant
@@ -78,7 +79,7 @@ func (l *Lock) OpOf(mode HoldMode) string {
 // Acquire waits for a grant. The argument `pin` must be true if the caller is Do, RDo or Run. If
 // Acquire fails, `behind` describes the contenders for which Acquire has waited.
 func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, behind Behind, err error) {
-	w := &waiter{mode: mode, pin: pin, ready: make(chan struct{}, 1)}
+	w := &waiter{mode: mode, pin: pin, of: l.Manager.FunctionOf(ctx), ready: make(chan struct{}, 1)}
 	l.mu.Lock()
 	l.waiting = append(l.waiting, w)
 	l.serve()
@@ -124,7 +125,7 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	h := l.hold(c, w.mode)
 	if h != nil {
 		l.waiting = without(l.waiting, w)
-		w.grant = l.admit(h, w.pin)
+		w.grant = l.admit(h, w.pin, w.of)
 		for l.Handoffs > 0 && w.mode == Shared && l.next(Shared) {
 			l.letIn(h)
 		}
@@ -252,7 +253,7 @@ func (l *Lock) next(mode HoldMode) bool {
 func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
 	l.waiting = slices.Delete(l.waiting, 0, 1)
-	w.grant = l.admit(h, w.pin)
+	w.grant = l.admit(h, w.pin, w.of)
 	w.ready <- struct{}{}
 }
 
@@ -261,10 +262,12 @@ func without[T comparable](s []T, x T) []T {
 	return slices.DeleteFunc(s, func(y T) bool { return y == x })
 }
 
-// The method `admit` makes a grant of h for one more goroutine.
-func (l *Lock) admit(h *Claim, pin bool) *Grant {
+// The method `admit` makes a grant of h for one more goroutine, which runs the program's function f,
+// if f is not nil.
+func (l *Lock) admit(h *Claim, pin bool, f *session.Function) *Grant {
 	g := h.Grant(l.OpOf(h.mode))
 	g.Pinned = pin
+	g.Within(f)
 	h.uses = append(h.uses, g)
 	return g
 }
@@ -410,8 +413,9 @@ func (l *Lock) behindAt(p *Place, before int) *Behind {
 
 // Try makes one attempt to acquire. If another contender blocks it, Try returns nil.
 func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
+	of := l.Manager.FunctionOf(ctx) // without mu, because ctx may be a type of the program
 	l.mu.Lock()
-	g, busy := l.atOnce(mode)
+	g, busy := l.atOnce(mode, of)
 	l.mu.Unlock()
 	if busy {
 		return nil, l.Manager.Failure() // an error if the Session is closed, and otherwise nil
@@ -423,7 +427,7 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 		}
 		l.mu.Lock()
 		if h := l.hold(c, mode); h != nil {
-			g = l.admit(h, false)
+			g = l.admit(h, false, of)
 		}
 		l.mu.Unlock()
 		if g == nil { // a goroutine of this process has not noticed its loss yet
@@ -436,7 +440,7 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 
 // atOnce gives the caller a grant of a hold of this process, if this is possible without a wait. If
 // a goroutine of this process blocks the caller, `busy` is true.
-func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
+func (l *Lock) atOnce(mode HoldMode, of *session.Function) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
 		l.discard()
@@ -448,7 +452,7 @@ func (l *Lock) atOnce(mode HoldMode) (g *Grant, busy bool) {
 		}
 		h.passed++
 	}
-	return l.admit(h, false), false
+	return l.admit(h, false, of), false
 }
 
 // Unlock ends a use in `mode`, for an Unlock or RUnlock: see BeginUnlock.
@@ -467,18 +471,12 @@ func (l *Lock) Release(g *Grant) error {
 // Grant that would identify the use. If `bare` is true, the caller is inside a Do that has no hold
 // in `mode`. A use that a Do releases belongs to another Do then, and BeginUnlock does not end it.
 func (l *Lock) BeginUnlock(mode HoldMode, bare bool) (finish func() error, found bool) {
-	return l.depart(false, func() (*Claim, int) {
-		h, i := l.anonymous(mode)
-		if h != nil && bare && h.uses[i].Pinned {
-			return nil, 0
-		}
-		return h, i
-	})
+	return l.depart(func() (*Claim, int) { return l.anonymous(mode, bare) })
 }
 
 // BeginRelease begins to end the use of g.
 func (l *Lock) BeginRelease(g *Grant) (finish func() error, found bool) {
-	return l.depart(true, func() (*Claim, int) { return l.useOf(g) })
+	return l.depart(func() (*Claim, int) { return l.useOf(g) })
 }
 
 // The method `renounce` ends the use of w. It is called if w got its grant at the same moment at
@@ -486,10 +484,10 @@ func (l *Lock) BeginRelease(g *Grant) (finish func() error, found bool) {
 // ended the use of w instead of that reader's use. In that case, `renounce` ends the use of that
 // reader.
 func (l *Lock) renounce(w *waiter) error {
-	finish, _ := l.depart(true, func() (*Claim, int) {
+	finish, _ := l.depart(func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
 		if h == nil && w.mode == Shared && !w.pin {
-			return l.anonymous(Shared)
+			return l.anonymous(Shared, false)
 		}
 		return h, i
 	})
@@ -499,9 +497,8 @@ func (l *Lock) renounce(w *waiter) error {
 // The method `depart` calls `find` under mu, to choose a use. It removes this use from its hold.
 // Then the caller must call `finish` once, which does the slow part. This call may come later, in
 // another goroutine: it never ends a use that was granted after the call of `depart`. If there is
-// no use to end, `found` is false, and `finish` returns ErrNotLocked. The argument `handle` is true
-// if the caller has the Grant, so that the mode of the hold does not matter.
-func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() error, found bool) {
+// no use to end, `found` is false, and `finish` returns ErrNotLocked.
+func (l *Lock) depart(find func() (*Claim, int)) (finish func() error, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, i := find()
@@ -513,10 +510,9 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() err
 		return func() error {
 			stop() // perhaps the servers do not answer, and Unlock does not wait for them
 			<-moving
-			finish, _ := l.depart(handle, func() (*Claim, int) {
-				// Unlock has found an exclusive hold. If the Downgrade has made the hold shared, Unlock
-				// does not release the hold.
-				if h, i := l.useOf(g); h != nil && (handle || h.mode == Exclusive) {
+			finish, _ := l.depart(func() (*Claim, int) {
+				// If the Downgrade has made the hold shared, an Unlock does not find it any more.
+				if h, i := find(); h != nil && h.uses[i] == g {
 					return h, i
 				}
 				return nil, 0
@@ -526,7 +522,7 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() err
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
 	if h.mode == Shared && !g.Pinned {
-		l.inherit(h, g)
+		l.inherit(g)
 	}
 	if l.owed && !g.Pinned {
 		// This may be the late release of a lost hold. It now ends the present hold instead, so the
@@ -545,21 +541,20 @@ func (l *Lock) depart(handle bool, find func() (*Claim, int)) (finish func() err
 	return func() error { return l.handOver(h, g) }, true
 }
 
-// The method `inherit` is called when an RUnlock has ended the use g of h. It is called under mu.
-// Perhaps it is the RUnlock of another reader. Then the reader that got g goes on with the use of
-// that reader, perhaps in a function of the program. Close waits for this function, and must not
-// release a shared hold that remains.
-func (l *Lock) inherit(h *Claim, g *Grant) {
-	ended := func(f *session.Function) bool { return !f.Runs() }
-	h.mu.Lock()
-	running := slices.DeleteFunc(append(slices.Clone(h.within), g.within), ended)
-	h.mu.Unlock()
+// The method `inherit` is called when an RUnlock has ended the use g. Perhaps it is the RUnlock of
+// another reader. Then the reader that got g goes on with the use of that reader, perhaps in a
+// function of the program. Close waits for this function, and must not release its hold. So another
+// use now counts as the function's.
+func (l *Lock) inherit(g *Grant) {
+	if !g.within.Runs() {
+		return
+	}
 	for _, h := range l.holds {
-		if len(running) > 0 && h.used() {
-			h.mu.Lock()
-			h.within = slices.DeleteFunc(h.within, func(f *session.Function) bool { return ended(f) || slices.Contains(running, f) })
-			h.within = append(h.within, running...)
-			h.mu.Unlock()
+		for _, other := range h.uses {
+			if !other.Pinned && !other.within.Runs() {
+				other.Within(g.within)
+				return
+			}
 		}
 	}
 }
@@ -728,7 +723,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	moving, stop := context.WithCancel(ctx)
 	defer stop()
 	l.mu.Lock()
-	h := l.current(bare, Exclusive)
+	h, _ := l.current(bare, Exclusive)
 	if h == nil || h.moving != nil {
 		l.mu.Unlock()
 		return ErrNotLocked
@@ -790,7 +785,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := new(session.Ending)
-	switch h := l.current(false, modes...); {
+	switch h, g := l.current(false, modes...); {
 	case h == nil:
 		over.End(ErrNotLocked)
 	case isLost(h):
@@ -798,7 +793,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	case h.mode == Shared:
 		return l.readers()
 	default:
-		return h.uses[0].Loss()
+		return g.Loss()
 	}
 	return over
 }
@@ -835,20 +830,27 @@ func (l *Lock) Wanted() bool {
 func (l *Lock) Current(bare bool) (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h := l.current(bare, Exclusive, Shared); h != nil {
-		return h.newest(bare), h.mode, nil
+	if h, g := l.current(bare, Exclusive, Shared); h != nil {
+		return g, h.mode, nil
 	}
 	return nil, 0, ErrNotLocked
 }
 
 // The method `current` is Current with the modes to try, in their order.
-func (l *Lock) current(bare bool, modes ...HoldMode) *Claim {
+func (l *Lock) current(bare bool, modes ...HoldMode) (*Claim, *Grant) {
 	for _, mode := range modes {
-		if h := l.present(mode, func(h *Claim) bool { return h.newest(bare) != nil }); h != nil {
-			return h
+		h, i := l.present(mode, func(uses []*Grant) int {
+			i := len(uses) - 1
+			for i >= 0 && bare && uses[i].Pinned {
+				i--
+			}
+			return i
+		})
+		if h != nil {
+			return h, h.uses[i]
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // ModeOf returns the mode in which g is held. If g is not held, `ok` is false.
@@ -865,30 +867,6 @@ func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
 func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
-
-// The method `newest` returns the newest use of c, or nil. If `bare` is true, it leaves out the uses
-// that a Do, RDo or Run will release.
-func (c *Claim) newest(bare bool) *Grant {
-	for _, g := range slices.Backward(c.uses) {
-		if !bare || !g.Pinned {
-			return g
-		}
-	}
-	return nil
-}
-
-// A goroutine may end a use without a handle. The method `anonymous` returns the index of the use
-// that then ends. This is the oldest use that no Do, RDo or Run will release: if readers overlap all
-// the time, no use may seem to last longer than the longest reader (Limits.Max). If there is no such
-// use, the result depends on the mode of the hold. For an exclusive hold, the result is the index
-// of the newest use. For a shared hold, it is -1.
-func (c *Claim) anonymous() int {
-	i := slices.IndexFunc(c.uses, func(g *Grant) bool { return !g.Pinned })
-	if i < 0 && c.mode == Exclusive {
-		return len(c.uses) - 1
-	}
-	return i
-}
 
 // The method `occupied` reports whether a hold must be released before another goroutine can get
 // the lock in `mode`. Even a new reader must wait for the release of a lost shared hold. Without
@@ -909,36 +887,42 @@ func (l *Lock) joinable() *Claim {
 	return nil
 }
 
-// The method `present` returns the hold of a goroutine that has no handle. Only holds in `mode`
-// count, and only if the function `so` returns true for them. A lost hold comes first, so that the
-// release returns the loss, and then the oldest hold.
+// The method `present` returns a use of a hold in `mode`, for a goroutine that has no handle: the
+// hold, and the index of the use in this hold. The function `pick` picks the use of a hold; if it
+// returns -1, the hold does not count. If no hold counts, the result is nil. A lost hold comes first,
+// so that the release returns the loss, and then the oldest hold.
 //
 // A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got
 // the lock since the grant of that hold. A newer hold does not show this to the earlier readers:
 // perhaps another client has deleted the znode of an earlier hold, and a writer has come between the
 // two.
-func (l *Lock) present(mode HoldMode, so func(h *Claim) bool) (found *Claim) {
+func (l *Lock) present(mode HoldMode, pick func(uses []*Grant) int) (found *Claim, i int) {
 	for _, h := range l.holds {
-		switch {
-		case h.mode != mode || !so(h):
-		case isLost(h):
-			return h
-		case found == nil:
-			found = h
+		if h.mode != mode || pick(h.uses) < 0 {
+			continue
+		}
+		if isLost(h) {
+			return h, pick(h.uses)
+		}
+		if found == nil {
+			found, i = h, pick(h.uses)
 		}
 	}
-	return found
+	return found, i
 }
 
 // The method `anonymous` returns the use in `mode` that ends when a goroutine without a handle
-// releases. The results are the hold, and the index of the use in this hold. If there is no such
-// use, the hold is nil.
-func (l *Lock) anonymous(mode HoldMode) (*Claim, int) {
-	h := l.present(mode, func(h *Claim) bool { return h.anonymous() >= 0 })
-	if h == nil {
-		return nil, 0
-	}
-	return h, h.anonymous()
+// releases. This is the oldest use that no Do, RDo or Run will release: if readers overlap all the
+// time, no use may seem to last longer than the longest reader (Limits.Max). The use of a Do counts
+// only if the hold is exclusive and `bare` is false: see BeginUnlock.
+func (l *Lock) anonymous(mode HoldMode, bare bool) (*Claim, int) {
+	return l.present(mode, func(uses []*Grant) int {
+		i := slices.IndexFunc(uses, func(g *Grant) bool { return !g.Pinned })
+		if i < 0 && mode == Exclusive && !bare {
+			i = len(uses) - 1
+		}
+		return i
+	})
 }
 
 // useOf returns the use of g. The results are the hold, and the index of the use in this hold. If g
