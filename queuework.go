@@ -219,7 +219,15 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	}
 	ctx, end := q.queueing(ctx, "receive", n)
 	start := time.Now()
-	err = q.q.Receive(ctx, n, func(claim queue.Item) { ds = append(ds, q.delivery(claim)) })
+	c := q.q.Join(ctx, queue.Joining{Hand: true, Only: n})
+	claim, err := c.Next()
+	for ; claim != nil; claim = c.Poll() {
+		ds = append(ds, q.delivery(claim)) // before Handed: if the Session is closed then, the Item has no Value
+		if claim.Handed(); len(ds) == n {
+			break
+		}
+	}
+	c.Leave()
 	err = waited(ctx, q.s.m, start, err)
 	end(len(ds), err)
 	return ds, err

@@ -11,26 +11,23 @@ import (
 type consumer struct {
 	*Subscriber
 	Joining
-	q    *core
-	p    *pump
-	room int // number of elements for which `Next` waits: all of them can be claimed at once
+	q *core
+	p *pump
 }
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
-	return &consumer{q.Enter(ctx, o), o, q, q.join(&q.push, q.cfg.Prefetch), 1}
-}
-
-func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
-	o := Joining{Hand: true}
-	room := min(n, maxBatch) // so the sum of all rooms cannot overflow
-	return Receive(&consumer{q.Enter(ctx, o), o, q, q.join(&q.pull, 0), room}, n, got)
+	of, ahead := &q.push, q.cfg.Prefetch
+	if o.Only > 0 {
+		of, ahead = &q.pull, 0
+	}
+	return &consumer{q.Enter(ctx, o), o, q, q.join(of, ahead)}
 }
 
 func (c *consumer) Leave() { c.Part(c.p.leave) }
 
 func (c *consumer) Next() (Item, error) {
 	for {
-		it, err := c.p.next(c.Ctx, c.room, c.Hand, c.Faults)
+		it, err := c.p.next(c.Ctx, min(max(c.Only, 1), maxBatch), c.Hand, c.Faults) // so the sum of all rooms cannot overflow
 		if err != nil {
 			return nil, err
 		}

@@ -56,11 +56,6 @@ type Engine interface {
 	// caller must call Leave.
 	Join(ctx context.Context, o Joining) Consumer
 
-	// Receive waits for an element that decodes. It claims this element and up to n-1 more elements
-	// that are ready, and nothing ahead. For each Item, Receive calls `got` and then `Handed`. If the
-	// Session is closed after `Handed`, the Item has no Value. If Receive fails, it has claimed nothing.
-	Receive(ctx context.Context, n int, got func(Item)) error
-
 	// Take removes the first unclaimed element, and returns it, or nil if there is none. If ctx ends
 	// first, an element that Take has claimed goes back to its position. Session.Close waits for that.
 	Take(ctx context.Context) (*Element, error)
@@ -132,6 +127,10 @@ type Joining struct {
 	// Odd means that the consumer also offers misfits, with their Fault. For such a consumer,
 	// `Next` also returns the errors that keep the consumer from consuming.
 	Odd bool
+
+	// If Only is not 0, the consumer claims nothing ahead. The first call of `Next` claims up to Only
+	// elements that are ready, for `Poll`.
+	Only int
 }
 
 // A Consumer offers claimed elements to the program, in order. Its methods may be called
@@ -155,20 +154,6 @@ type Consumer interface {
 	// Leave ends the consumer, also during a call of `Next`. For the last consumer, it returns all
 	// elements that were claimed ahead, and waits a moment for that. A second call waits for the first.
 	Leave()
-}
-
-// Receive is the method Receive of an Engine that has made `c` for this call.
-func Receive(c Consumer, n int, got func(Item)) error {
-	defer c.Leave()
-	it, err := c.Next()
-	for ; it != nil; it = c.Poll() {
-		got(it)
-		it.Handed()
-		if n--; n == 0 {
-			break
-		}
-	}
-	return err
 }
 
 // An Item is an element that this process has claimed. The claim ends when the Item is settled, or

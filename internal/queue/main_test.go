@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -66,4 +67,19 @@ func receive(t *testing.T, q *core) (it Item) {
 	t.Helper()
 	harness.Must(t, q.Receive(harness.Within(t, time.Minute), 1, func(got Item) { it = got }))
 	return it
+}
+
+// Receive calls `got` with each element that one call of Queue.ReceiveN returns.
+func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
+	c := q.Join(ctx, Joining{Hand: true, Only: n})
+	defer c.Leave()
+	it, err := c.Next()
+	for ; it != nil; it = c.Poll() {
+		got(it)
+		it.Handed()
+		if n--; n == 0 {
+			break
+		}
+	}
+	return err
 }

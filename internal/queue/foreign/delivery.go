@@ -228,7 +228,3 @@ func (c *taker) Next() (queue.Item, error) {
 }
 
 func (c *taker) Poll() queue.Item { return nil }
-
-func (q *engine) Receive(ctx context.Context, n int, got func(queue.Item)) error {
-	return queue.Receive(q.Join(ctx, queue.Joining{Hand: true}), n, got)
-}
