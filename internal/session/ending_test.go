@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"io"
 	"math/rand/v2"
 	"sync"
@@ -114,7 +115,8 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 			inc.Lease.Sure, inc.Lease.Heard = &stopped, stopped
 			inc.LeaseMu.Unlock()
 			inc.looked.Store(&stopped)
-			wantErr(t, inc.accept(conn.Hello{}, conn.Hello{ID: inc.ID.Load()}, "", time.Time{}), zk.ErrSessionExpired)
+			expired := scripted{r: bytes.NewReader(frame(make([]byte, 20))), piece: 20}
+			wantErr(t, inc.handshake(conn.New(&inc.conns, expired, "x:1", time.Minute, time.Now().Add(time.Minute))), zk.ErrSessionExpired)
 			mu.Lock()
 			defer mu.Unlock()
 			if why != LossPaused || !since.Before(time.Now().Add(-testTimeout)) {

@@ -117,7 +117,7 @@ func newIncarnation(m *Manager) *Incarnation {
 // begins with a sync. The client sets the watches again before that sync. So a missed event arrives
 // before every reply that shows the change.
 //
-// A broken connection does not end the session: only Alive and `accept` do.
+// A broken connection does not end the session: only Alive and `handshake` do.
 func (inc *Incarnation) serve() {
 	m := inc.Manager
 	defer func() { conn.Fail(inc.trail.late) }() // the session has ended, so no later server catches up
@@ -217,44 +217,10 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		c.EndSession()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
-	// The SASL exchange comes before `accept`. So the client has authenticated even if it then asks
-	// the server to end the session.
+	// The SASL exchange comes first. So the client has authenticated even if it then asks the server to
+	// end the session.
 	refused := c.Authenticate(inc.Ctx, got.ID)
-	if err := inc.accept(got, ask, c.Addr, now); err != nil {
-		switch {
-		case got.ID == 0:
-		case got.ID == ask.ID && !IsClosed(inc.Manager.Over):
-			// The incarnation ended during the handshake, which has renewed the session for another timeout.
-			// endOrphan ends the session after the holders have had LossTime.
-			inc.abandon()
-		case got.ID == ask.ID:
-			// The whole Session is closed.
-			inc.lastly(c.EndSession)
-		default:
-			c.EndSession() // this is not our session, and no client will use it
-		}
-		return err
-	}
-	if refused != nil {
-		return refused
-	}
-	if err := c.Begin(got.ID, time.Duration(inc.Timeout.Load()), ask.ID != 0); err != nil {
-		return err
-	}
-	// The incarnation gets its id only here. If the connection breaks before the credentials are
-	// answered, the next handshake asks for a new session.
-	inc.password = got.Password
-	inc.ID.Store(got.ID)
-	return nil
-}
-
-// The method `accept` processes a server's reply to the connect request. It refuses a reply that
-// does not continue this session.
-func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time) error {
-	if err := context.Cause(inc.Ctx); err != nil {
-		return err
-	}
-	switch {
+	switch ended := context.Cause(inc.Ctx); {
 	case got.ID == 0 && ask.ID == 0:
 		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
 	case got.ID == 0:
@@ -264,11 +230,20 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 			inc.Lose(LossExpired)
 		}
 		return zk.ErrSessionExpired
-	case ask.ID != 0 && got.ID != ask.ID:
+	case got.ID != ask.ID && (ask.ID != 0 || ended != nil):
+		c.EndSession() // no client will use this session
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
+	case ended != nil && !IsClosed(inc.Manager.Over):
+		// The incarnation ended during the handshake, which has renewed the session for another timeout.
+		// endOrphan ends the session after the holders have had LossTime.
+		inc.abandon()
+		return ended
+	case ended != nil: // the whole Session is closed
+		inc.lastly(c.EndSession)
+		return ended
 	}
-	noteGrant(&inc.Manager.granted, addr, ask.Timeout, got.Timeout)
+	noteGrant(&inc.Manager.granted, c.Addr, ask.Timeout, got.Timeout)
 	timeout := got.Timeout
 	if ask.ID != 0 {
 		// Servers may be configured differently. A new leader gives the session the timeout that
@@ -277,9 +252,19 @@ func (inc *Incarnation) accept(got, ask conn.Hello, addr string, asked time.Time
 	}
 	inc.Timeout.Store(int64(timeout))
 	inc.LeaseMu.Lock()
-	inc.Lease.Connected(asked, ask.ID == 0, timeout)
+	inc.Lease.Connected(now, ask.ID == 0, timeout)
 	inc.LeaseMu.Unlock()
-	inc.wake() // as in `handshake`: the timeout may be shorter than the client expected
+	inc.wake() // as above: the timeout may be shorter than the client expected
+	if refused != nil {
+		return refused
+	}
+	if err := c.Begin(got.ID, timeout, ask.ID != 0); err != nil {
+		return err
+	}
+	// The incarnation gets its id only here. If the connection breaks before the credentials are
+	// answered, the next handshake asks for a new session.
+	inc.password = got.Password
+	inc.ID.Store(got.ID)
 	return nil
 }
 
