@@ -305,13 +305,7 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	p := &party{Claim: &lock.Claim{Hold: lock.Hold{Incarnation: inc}, Line: &b.line, Path: made.Path, Child: me, Unwatched: true}}
 	err := b.await(ctx, inc, watch, made.Node, made.ReadErr, p, n)
 	if err == nil {
-		lapse := inc.Lapse()
-		if p.Stake, err = inc.Stake(ctx); err == nil && lapse.Outage() {
-			// Perhaps another client has deleted our child, and a later round was let in.
-			if err = p.MustStand(ctx); err != nil {
-				p.Stake.Drop()
-			}
-		}
+		err = p.TakeStake(ctx)
 	}
 	if err == nil {
 		p.hold = p.Grant("enter")
@@ -583,16 +577,24 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
 		// We have let the round in, or a party has left, or another party was faster. Look again.
 		return state.n, false, nil
-	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
-		return nth, false, err
-	case ctx.Err() != nil:
-		return nth, false, session.CtxErr(ctx) // even if the connection was lost at the same instant
 	}
-	// It is unknown whether the transaction was applied. The room will show whether we are inside.
-	// When we leave, the keeper's znode will show whether we are the keeper. If the request was not
-	// applied before the next connection, it cannot be applied later (see Find).
+	// If the outcome is unknown, the room will show whether we are inside. When we leave, the keeper's
+	// znode will show whether we are the keeper. If the request was not applied before the next
+	// connection, it cannot be applied later (see Find).
+	return state.n, false, p.lookAgain(ctx, inc, err)
+}
+
+// lookAgain is called after a request of p has failed with err. If the outcome is unknown, it pauses,
+// and returns nil: then p looks again.
+func (p *party) lookAgain(ctx context.Context, inc *session.Incarnation, err error) error {
+	switch {
+	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
+		return err
+	case ctx.Err() != nil:
+		return session.CtxErr(ctx) // even if the connection was lost at the same instant
+	}
 	p.tries++
-	return state.n, false, inc.Pause(ctx, p.tries)
+	return inc.Pause(ctx, p.tries)
 }
 
 // The method `leave` is the part of Leave in one session. The first call is in p's own session. If
@@ -712,13 +714,8 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 		return true, nil // the path of the WaitGroup is deleted, so all parties have left
 	case session.IsNodeExists(err):
 		return false, nil // another party was faster
-	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
-		return false, err
-	case ctx.Err() != nil:
-		return false, session.CtxErr(ctx) // even if the connection was lost at the same instant
 	}
-	p.tries++
-	return false, inc.Pause(ctx, p.tries) // if the znode was created, step 6 finds that we are the keeper
+	return false, p.lookAgain(ctx, inc, err) // if the znode was created, step 6 finds that we are the keeper
 }
 
 // The method `keep` performs steps 10 and 11. The argument `others` has the names of the other

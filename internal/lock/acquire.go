@@ -274,13 +274,7 @@ func (p *Place) stop() {
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
-		lapse := inc.Lapse()
-		if c.Stake, err = inc.Stake(ctx); err == nil { // from here on, the session stays confirmed
-			if err = c.StandsSince(ctx, lapse); err != nil {
-				c.Stake.Drop() // p may wait again, with a new stake
-				c.Stake = nil
-			}
-		}
+		err = c.TakeStake(ctx)
 	}
 	switch {
 	case err == nil:

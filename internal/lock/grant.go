@@ -158,7 +158,7 @@ func (g *Grant) Err() error { return g.Claim.Err() }
 // contender can get the lock. `lapse` began before these requests. If the znode was deleted, g is
 // lost, and Recheck returns the loss.
 func (g *Grant) Recheck(ctx context.Context, lapse session.Lapse) error {
-	err := g.Claim.StandsSince(ctx, lapse)
+	err := g.Claim.standsSince(ctx, lapse)
 	if errors.Is(err, session.ErrVanished) {
 		g.Claim.Lose(g.Claim.Incarnation.Deleted())
 	}
@@ -335,33 +335,22 @@ func (c *Claim) Asked() <-chan struct{} {
 }
 
 // The method `listen` waits until the znode at `path` contains RevokeMessage, and then closes
-// `asked`. It also returns when `end` is closed, the znode is deleted, or the session has ended.
+// `asked`. It also returns when `end` is closed, because then a message has no meaning.
 func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
 	inc := c.Incarnation
-	for over := false; !over; {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
-		data, _, err := inc.Get(inc.Ctx, path)
-		var again <-chan time.Time
-		if err != nil { // the servers have refused the read
-			again = time.After(session.LookAgainAfter)
-		}
-		switch {
-		case err == nil && string(data) == RevokeMessage:
-			close(asked)
-			over = true
-		case session.IsNoNode(err):
-			over = true
-		default:
-			select {
-			case <-w.Fired:
-			case <-again:
-			case <-end: // the hold has ended, so a later message has no meaning
-				over = true
-			case <-inc.Ctx.Done():
-				over = true
+	ctx, stop := inc.Manager.Until(inc.Ctx, end)
+	defer stop()
+	for ctx.Err() == nil && !session.IsClosed(asked) {
+		err := inc.Follow(ctx, path, func(n session.Node, _ *conn.Watch) error {
+			if string(n.Data) == RevokeMessage {
+				close(asked)
+				return context.Canceled // ends Follow
 			}
+			return nil
+		})
+		if err != context.Canceled { // the servers have refused the read
+			session.AwaitIn(ctx, inc, time.After(session.LookAgainAfter))
 		}
-		inc.Watches.Leave(w)
 	}
 }
 

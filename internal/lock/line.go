@@ -178,10 +178,24 @@ func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	return c.confirm()
 }
 
-// StandsSince is called right before the caller learns that it holds c. Requests that were sent since
-// the turn of c, such as the confirmation of the session, may have taken an outage, in which another
-// client has deleted c's znode. Then a third contender may hold. `lapse` began before these requests.
-func (c *Claim) StandsSince(ctx context.Context, lapse session.Lapse) error {
+// TakeStake takes a stake for c, whose turn has come: from then on, the session stays confirmed.
+func (c *Claim) TakeStake(ctx context.Context) (err error) {
+	lapse := c.Incarnation.Lapse()
+	if c.Stake, err = c.Incarnation.Stake(ctx); err != nil {
+		return err
+	}
+	if err = c.standsSince(ctx, lapse); err != nil {
+		c.Stake.Drop() // the caller may wait again, with a new stake
+		c.Stake = nil
+	}
+	return err
+}
+
+// The method standsSince is called right before the caller learns that it holds c. Requests that
+// were sent since the turn of c, such as the confirmation of the session, may have taken an outage,
+// in which another client has deleted c's znode. Then a third contender may hold. `lapse` began
+// before these requests.
+func (c *Claim) standsSince(ctx context.Context, lapse session.Lapse) error {
 	c.mu.Lock()
 	fired := c.own != nil && session.IsClosed(c.own.Fired)
 	c.mu.Unlock()
@@ -408,22 +422,24 @@ func (c *Claim) Leave() *session.Deletion {
 // waiters. Without a reply in this time, the release assumes that there are waiters.
 const askTime = 200 * time.Millisecond
 
-// The method `others` lists the line, and reports whether the line has another contender with one
-// of `bases`. A znode that shares c's place does not count: see RWMutex.Downgrade. If c itself is
-// not in the listing, c is lost. If `watch` is true, `bases` must contain all bases of the line, and
+// The method `others` lists the line, and reports whether the line has another contender that a hold
+// in `mode` blocks: for a shared hold, only writers count. A znode that shares c's place does not
+// count: see RWMutex.Downgrade. If c itself is not in the listing, c is lost. For an exclusive hold,
 // the listing also sets a watch on the line: see keepLineWatch.
 //
 // Without a connection, or without an answer within askTime, the method fails. So a release does not
 // wait for the next connection.
-func (c *Claim) others(watch bool, bases ...string) (bool, error) {
+func (c *Claim) others(mode HoldMode) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	ctx, stop := c.Line.Manager.Until(ctx, c.Incarnation.Disconnection())
 	defer stop()
 	path := c.Znode()
 	me, _ := ParseChild(session.BaseName(path), c.Line.Bases...)
+	bases := c.Line.Bases[:1]
 	var lineWatch *conn.Watch
-	if watch {
+	if mode == Exclusive {
+		bases = c.Line.Bases
 		lineWatch = c.Incarnation.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: c.Line.Dir})
 	}
 	alone := false

@@ -171,16 +171,18 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 func (l *Lock) fail(w *waiter, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, x := range l.waiting {
-		switch {
-		case x == w:
-			x.err, x.behind = err, l.behindAt(w.place, 0)
-		case l.Handoffs > 0: // w is the first waiter, and x waits for goroutines of this process
-			x.err, x.behind = err, l.behindAt(w.place, i)
-			x.ready <- struct{}{}
+	l.failLocked(err, func(x *waiter) bool { return x == w || l.Handoffs > 0 }) // if Handoffs > 0, all others wait for w
+}
+
+// failLocked ends the waits for which `so` is true.
+func (l *Lock) failLocked(err error, so func(w *waiter) bool) {
+	for _, w := range l.waiting {
+		if so(w) {
+			w.err, w.behind = err, l.behind(w)
+			w.ready <- struct{}{}
 		}
 	}
-	l.waiting = slices.DeleteFunc(l.waiting, func(x *waiter) bool { return x.err != nil })
+	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.err != nil })
 }
 
 // The method `serve` gives grants to the first waiters, as far as the holds of this process permit,
@@ -347,20 +349,15 @@ func (l *Lock) list(h *Claim) {
 	if h.listing != nil && !session.IsClosed(h.listing) {
 		return
 	}
-	answered, shared := make(chan struct{}), h.mode == Shared
+	answered, mode := make(chan struct{}), h.mode
 	h.listing = answered
 	l.Manager.Spawn(func() {
-		writers, err := false, error(nil)
-		if shared {
-			writers, err = h.others(false, l.Line.Base(Exclusive))
-		} else {
-			h.others(true, l.Line.Bases...)
-		}
+		others, err := h.others(mode)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		close(answered)
-		if shared {
-			h.passed, h.closed = 0, h.closed || writers || err != nil
+		if mode == Shared {
+			h.passed, h.closed = 0, h.closed || others || err != nil
 		}
 		l.serve() // if a Downgrade has made h shared since the listing began, `serve` begins another listing
 	})
@@ -375,13 +372,7 @@ func (l *Lock) review() {
 	l.watch = nil
 	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // the first waiter is in the line; the others wait for the first waiter, and not for a lost hold
 	if err := l.forgotten(); err != nil && !inLine {
-		for _, w := range l.waiting {
-			if w.place == nil {
-				w.err, w.behind = err, new(Behind)
-				w.ready <- struct{}{}
-			}
-		}
-		l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.err != nil })
+		l.failLocked(err, func(w *waiter) bool { return w.place == nil })
 	}
 	l.serve()
 }
@@ -673,7 +664,11 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
-		l.Manager.Spawn(h.Discard)
+		l.Manager.Spawn(func() {
+			if h.finish() == nil {
+				h.Leave()
+			}
+		})
 	}
 }
 

@@ -52,13 +52,6 @@ func (g *Grant) Keep() (e session.Report, done bool) {
 	return e, true
 }
 
-// Discard deletes a kept claim in the background.
-func (c *Claim) Discard() {
-	if c.finish() == nil {
-		c.Leave()
-	}
-}
-
 // OnRecall registers f. A new goroutine calls f when the channel returned by the method `recalled`
 // is closed. If OnRecall is called again before that, the second call has no effect.
 func (c *Claim) OnRecall(f func()) {
