@@ -80,54 +80,38 @@ func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Cont
 		return v, false, err
 	}
 	var came *zk.Stat // Stat of the first znode that this call created, perhaps in an earlier session
-	for {
+	for ; ; rw = f.lockOf(session.NameOfKey(key)) {
 		ran := false
-		v, shared, err = f.try(ctx, rw, &came, func(ctx context.Context) (T, error) {
-			ran = true
-			return fn(ctx)
-		})
-		// If fn has not begun, the call was only waiting when its hold was lost, so it tries again. If
-		// ctx has ended, perhaps because another hold was lost, the call must not try again.
-		if shared || ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
-			return v, shared, err
-		}
-		rw = f.lockOf(session.NameOfKey(key))
-	}
-}
-
-// The method `try` does the work of Do within one session, with the lock of the key.
-func (f *Flight[T]) try(ctx context.Context, rw *RWMutex, came **zk.Stat, fn func(ctx context.Context) (T, error)) (v T, shared bool, err error) {
-	// The readers wait for the caller that runs its function. Then they all read at the same time.
-	err = rw.RDo(ctx, func(ctx context.Context) (err error) {
-		v, shared, err = f.look(ctx, rw, came)
-		return err
-	})
-	if shared {
-		return v, true, nil // even if the lock was lost after the read
-	}
-	if err != nil {
-		return v, false, plainError(err)
-	}
-	var own error
-	outer := ctx
-	err = rw.Do(ctx, func(ctx context.Context) error {
-		// A caller ahead may have stored a result between our read and our write lock.
-		if v, shared, err = f.look(ctx, rw, came); shared || err != nil {
+		var own error // of fn
+		// The readers wait for the caller that runs its function. Then they all read at the same time.
+		err = rw.RDo(ctx, func(ctx context.Context) (err error) {
+			v, shared, err = f.look(ctx, rw, &came)
 			return err
+		})
+		if err == nil && !shared {
+			err = rw.Do(ctx, func(held context.Context) (err error) {
+				// A caller ahead may have stored a result between our read and our write lock.
+				if v, shared, err = f.look(held, rw, &came); shared || err != nil {
+					return err
+				}
+				f.sweep(rw, came)
+				ran = true
+				if v, own = fn(held); own != nil {
+					return nil
+				}
+				return f.store(ctx, rw, v) // not with `held`: fn has returned v, so store v even if Close has begun; if the lock is lost, nothing is stored
+			})
 		}
-		f.sweep(rw, *came)
-		if v, own = fn(ctx); own != nil {
-			return nil
+		switch {
+		case shared: // even if the lock was lost after the read
+			return v, true, nil
+		case own != nil: // a loss of the lock does not matter, because no result is shared
+			return v, false, own
+		case ran || ctx.Err() != nil || !errors.Is(err, ErrLost) || errors.Is(err, ErrClosed):
+			return v, false, plainError(err)
 		}
-		return f.store(outer, rw, v) // with the outer context: fn has returned v, so store v even if Close has ended ctx; if the lock is lost, nothing is stored
-	})
-	switch {
-	case shared:
-		return v, true, nil
-	case own != nil:
-		return v, false, own // a loss of the lock does not matter, because no result is shared
+		// If fn has not begun, the call was only waiting when its hold was lost, so it tries again.
 	}
-	return v, false, plainError(err)
 }
 
 // plainError returns err without the operation of the lock, which does not concern the caller.

@@ -48,8 +48,9 @@ import (
 type Once struct {
 	made
 	line lock.Line
-	mark *mark
-	busy chan struct{} // has a token while one goroutine of this process sends requests, waits in the line or runs its function
+	mark string                 // the full path of the mark
+	seen *atomic.Pointer[sight] // the mark, if this process has seen it last; all Onces of the Session with the same path share it
+	busy chan struct{}          // has a token while one goroutine of this process sends requests, waits in the line or runs its function
 
 	valued   bool        // whether the data of the mark are read
 	panicked atomic.Bool // whether a function of this process panicked
@@ -75,8 +76,8 @@ func NewOnce(s *Session, path string) *Once {
 	if o.err = checkNew(s, path, nil); o.err == nil {
 		o.line = lock.New(s.m, path, session.ProtectedName, "lock-")
 		o.line.Kind = trace.Once
-		k := &mark{m: s.m, path: session.ChildPath(o.line.Dir, "done")}
-		o.mark = s.marks.Of(k.path, k)
+		o.mark = session.ChildPath(o.line.Dir, "done")
+		o.seen = s.marks.Of(o.mark, new(atomic.Pointer[sight]))
 	}
 	return o
 }
@@ -135,7 +136,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 // The method `round` is one attempt of do. After errMarked or ErrEnded, the caller tries another
 // round.
 func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
-	g, err := o.mark.look(ctx, o.valued) // Step 1.
+	g, err := o.look(ctx, o.valued) // Step 1.
 	if g.there || err != nil {
 		return g.data, o.fail("do", err)
 	}
@@ -152,7 +153,7 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 	// of h has created a mark. While h's znode exists, all other contenders are behind h.
 	if inc := h.Claim.Incarnation; g.inc != inc || !inc.Watches.Stands(g.w) {
 		lapse := inc.Lapse()
-		g, e := o.mark.look(ctx, o.valued)
+		g, e := o.look(ctx, o.valued)
 		g.leave()
 		switch err = e; {
 		case g.there:
@@ -204,19 +205,8 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
 		return nil, true, ErrPanicked
 	}
-	g, ok := o.mark.known()
+	g, ok := o.known()
 	return g.data, ok && (g.read || !o.valued), nil
-}
-
-// The type `mark` is the state of the znode path/done, as far as this process knows it. All Onces
-// of a Session with the same path share one mark.
-type mark struct {
-	m    *session.Manager
-	path string // the full path on the server
-
-	mu      sync.Mutex
-	seen    sight  // the mark as it was last seen, or the zero sight; guarded by mu
-	unwatch func() // leaves the watch of `seen`; guarded by mu
 }
 
 // The type `sight` is what one read saw at the path of the mark, with the watch that it left: on the
@@ -227,6 +217,8 @@ type sight struct {
 	there bool        // whether the mark exists
 	read  bool        // whether data is set
 	data  []byte
+
+	unwatch func() // leaves w, if the sight is remembered
 }
 
 // The method `leave` leaves the watch on the creation of the mark, if the mark did not exist.
@@ -238,10 +230,10 @@ func (g sight) leave() {
 
 // The method `known` returns the mark as it was seen, and whether it is still known to exist. It
 // also checks the session, because a client that is cut off receives no event of a deletion.
-func (k *mark) known() (g sight, ok bool) {
-	k.mu.Lock()
-	g = k.seen
-	k.mu.Unlock()
+func (o *Once) known() (g sight, ok bool) {
+	if seen := o.seen.Load(); seen != nil {
+		g = *seen
+	}
 	return g, g.there && !session.IsClosed(g.w.Fired) && g.inc.Alive()
 }
 
@@ -252,11 +244,11 @@ const shortMark = 40
 // The method `look` looks for the mark, and remembers it. The caller must call the sight's method
 // `leave`. If the argument `value` is true, `look` also reads the mark's data; if it then finds no
 // mark, the sight is zero.
-func (k *mark) look(ctx context.Context, value bool) (g sight, err error) {
-	err = k.m.During(ctx, func(inc *session.Incarnation) (err error) {
+func (o *Once) look(ctx context.Context, value bool) (g sight, err error) {
+	err = o.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if !value {
-			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: k.path})
-			stat, err := inc.Exists(ctx, k.path)
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: o.mark})
+			stat, err := inc.Exists(ctx, o.mark)
 			if err == nil && (stat == nil || stat.DataLength >= shortMark && stat.Cversion == 0 && stat.EphemeralOwner == 0) {
 				g = sight{inc: inc, w: w, there: stat != nil}
 				return nil
@@ -267,8 +259,8 @@ func (k *mark) look(ctx context.Context, value bool) (g sight, err error) {
 			}
 			// This is not a mark: path/done may be the parent znode of another primitive.
 		}
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: k.path})
-		data, _, err := inc.GetMade(ctx, k.path, inc.Get)
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark})
+		data, _, err := inc.GetMade(ctx, o.mark, inc.Get)
 		if err != nil {
 			inc.Watches.Leave(w)
 			return unlessNoNode(err)
@@ -279,33 +271,33 @@ func (k *mark) look(ctx context.Context, value bool) (g sight, err error) {
 	if err != nil {
 		return sight{}, err
 	}
-	k.remember(g)
+	o.remember(g)
 	return g, nil
 }
 
 // The method `await` waits until the mark exists or has existed. In the session of `none`, a sight
 // without a mark, that costs no request.
-func (k *mark) await(ctx context.Context, none sight) error {
-	return k.m.During(ctx, func(inc *session.Incarnation) error {
+func (o *Once) await(ctx context.Context, none sight) error {
+	return o.s.m.During(ctx, func(inc *session.Incarnation) error {
 		if none.inc == inc {
 			if err := inc.AwaitFired(ctx, none.w); err != nil || none.w.Event == zk.EventNodeCreated {
 				return err
 			}
 		}
-		return inc.AwaitMade(ctx, k.path)
+		return inc.AwaitMade(ctx, o.mark)
 	})
 }
 
 // The method `remember` replaces the remembered mark by g, or forgets it if g is a sight without a
-// mark. The remembered mark stays joined to its watch while k is in use.
-func (k *mark) remember(g sight) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.seen.there {
-		k.unwatch()
+// mark. The remembered mark stays joined to its watch while a Once of the path is in use.
+func (o *Once) remember(g sight) {
+	var seen *sight
+	if g.there {
+		g.unwatch = session.StayJoined(o.seen, g.inc, g.w)
+		seen = &g
 	}
-	if k.seen = (sight{}); g.there {
-		k.seen, k.unwatch = g, session.StayJoined(k, g.inc, g.w)
+	if old := o.seen.Swap(seen); old != nil {
+		old.unwatch()
 	}
 }
 
@@ -325,7 +317,7 @@ func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Gr
 			watching.Add(1)
 			o.s.m.Spawn(func() {
 				defer watching.Done()
-				if o.mark.await(wait, none) == nil {
+				if o.await(wait, none) == nil {
 					cancel(errMarked)
 				}
 			})
@@ -361,14 +353,14 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	inc := h.Claim.Incarnation
 	// The read after the transaction sets a watch on the data. A watch on the creation may still
 	// be set when that read is sent, but the creation of the mark fires that watch.
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark.path})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark})
 	made, open := false, false
 	err := h.ReleaseBy(func(own string) (err error) {
-		made, open, err = inc.MakeAndLeave(o.mark.path, data, own)
+		made, open, err = inc.MakeAndLeave(o.mark, data, own)
 		return err
 	})
 	if made {
-		o.mark.remember(sight{inc: inc, w: w, there: true, read: true, data: data})
+		o.remember(sight{inc: inc, w: w, there: true, read: true, data: data})
 	} else {
 		inc.Watches.Leave(w)
 	}
@@ -387,7 +379,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 			if err := inc.AwaitGone(context.Background(), h.Claim.Path); err != nil {
 				return err
 			}
-			stored, _, err := inc.Get(context.Background(), o.mark.path)
+			stored, _, err := inc.Get(context.Background(), o.mark)
 			mine = err == nil && bytes.Equal(stored, data)
 			return unlessNoNode(err)
 		})
@@ -415,16 +407,16 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if err := o.check(ctx); err != nil {
 		return false, err
 	}
-	if _, ok := o.mark.known(); ok {
+	if _, ok := o.known(); ok {
 		return true, nil
 	}
 	for synced := false; ; synced = true {
-		g, err := o.mark.look(ctx, false)
+		g, err := o.look(ctx, false)
 		g.leave()
 		if g.there || synced || err != nil {
 			return g.there, err
 		}
-		if err := o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark.path) }); err != nil {
+		if err := o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark) }); err != nil {
 			return false, err
 		}
 	}
@@ -437,17 +429,17 @@ func (o *Once) Reset(ctx context.Context) (err error) {
 	if err := o.check(ctx); err != nil {
 		return err
 	}
-	o.mark.remember(sight{}) // another process may have deleted the mark, although the watch has not fired yet
+	o.remember(sight{}) // another process may have deleted the mark, although the watch has not fired yet
 	done, err := o.done(ctx)
 	if err != nil {
 		return err
 	}
 	if done {
-		ops := []any{&zk.DeleteRequest{Path: o.mark.path, Version: -1}}
+		ops := []any{&zk.DeleteRequest{Path: o.mark, Version: -1}}
 		if _, err := txn.Across(ctx, o.s.m, o.line.Dir, ops); unlessNoNode(err) != nil {
 			return err
 		}
-		o.mark.remember(sight{})
+		o.remember(sight{})
 	}
 	o.panicked.Store(false)
 	return nil
@@ -522,9 +514,9 @@ func onceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 				return nil, err
 			}
 			if data, err = encode(c.codec, own); err == nil {
-				err = session.Stored{Path: o.mark.path, Leaf: true}.Check(data)
+				err = session.Stored{Path: o.mark, Leaf: true}.Check(data)
 			}
-			if err == nil && o.s.m.SizeOf(o.mark.path, data) > session.MaxPacket {
+			if err == nil && o.s.m.SizeOf(o.mark, data) > session.MaxPacket {
 				err = fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 			}
 			if err != nil {

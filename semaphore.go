@@ -264,7 +264,7 @@ var errUnsettled = errors.New("lost permits have not been released")
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
-		if !m.unsettledLocked() {
+		if m.held == nil || m.held.Err() == nil {
 			m.mu.Unlock()
 			return true, nil
 		}
@@ -286,8 +286,6 @@ func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 		}
 	}
 }
-
-func (m *Semaphore) unsettledLocked() bool { return m.held != nil && m.held.Err() != nil }
 
 // The type `quota` is the stored limit, as it was read. Until its watch fires, the limit is the same.
 type quota struct {

@@ -40,11 +40,11 @@ type Session struct {
 	tracer Tracer // or nil
 
 	tallies   shared.WeakMap[string, tally.Tally]
-	leftovers sync.Map                              // of double barriers, for WaitGroup.Enter: see double.New
-	marks     shared.WeakMap[string, mark]          // by the path of the mark
-	ids       shared.WeakMap[string, chan struct{}] // the turns of memberships, by the path of the znode
-	swept     shared.Pace                           // time of the last sweep, by the path of the Flight
-	kept      atomic.Int64                          // number of places that WithRetention retains
+	leftovers sync.Map                                      // of double barriers, for WaitGroup.Enter: see double.New
+	marks     shared.WeakMap[string, atomic.Pointer[sight]] // of Onces, by the path of the mark
+	ids       shared.WeakMap[string, chan struct{}]         // the turns of memberships, by the path of the znode
+	swept     shared.Pace                                   // time of the last sweep, by the path of the Flight
+	kept      atomic.Int64                                  // number of places that WithRetention retains
 }
 
 // Connect opens a session with an ensemble. servers is a ZooKeeper connect string:
