@@ -61,11 +61,9 @@ func newMutex(s *Session, path string, c setup) *Mutex {
 }
 
 // Lock locks m. It waits until m is free, ctx ends, or the Session is closed.
-func (m *Mutex) Lock(ctx context.Context) error { return opError("lock", m.path, m.lock(ctx)) }
-
-func (m *Mutex) lock(ctx context.Context) error {
+func (m *Mutex) Lock(ctx context.Context) error {
 	_, _, err := m.acquire(ctx, lock.Exclusive, false)
-	return err
+	return opError("lock", m.path, err)
 }
 
 // TryLock tries to lock m and reports whether it succeeded. It waits for the servers, not for a

@@ -135,25 +135,17 @@ func (t *Tally) Done(heard bool, era int) error {
 
 // Wait waits until no task is open.
 func (t *Tally) Wait(ctx context.Context) error {
-	m, dir := t.m, t.dir
-	m.Waiters.Add(1)
-	defer m.Waiters.Add(-1)
-	return m.During(ctx, func(inc *session.Incarnation) error {
+	t.m.Waiters.Add(1)
+	defer t.m.Waiters.Add(-1)
+	return t.m.During(ctx, func(inc *session.Incarnation) error {
 		// The first listing must be fresh: a server that lags may not show the tasks yet.
-		list := inc.NamesFresh
-		for {
-			names, err := list(ctx, dir)
-			list = inc.Names
-			if err != nil {
-				return err
-			}
+		for list := inc.NamesFresh; ; list = inc.Names {
+			names, err := list(ctx, t.dir)
 			paths := t.pathsOf(names) // all znodes with open tasks at one instant
-			if len(paths) == 0 {
-				return nil
+			if err == nil {
+				_, err = readTasks(ctx, inc, paths) // finds the znode of another program, which may stay forever
 			}
-			// A znode with such a name and other data is from another program, and may stay
-			// forever. So Wait returns an error, as `Count` does.
-			if _, err := readTasks(ctx, inc, paths); err != nil {
+			if err != nil || len(paths) == 0 {
 				return err
 			}
 			// The client gets one event for each znode, and none for a write that leaves tasks open.
