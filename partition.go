@@ -132,7 +132,7 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	// plan assigns the shards to other processes, and these should not have to wait for us.
 	defer r.me.Leave()
 	err = r.run(ctx)
-	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return session.CtxErr(ctx)
 	}
 	return err
@@ -160,16 +160,11 @@ type partitioning struct {
 	told  map[string]string                  // owners of the shards in the plan, as last received; nil without a plan
 }
 
-// The method `run` follows the group and the plan until ctx ends or a call fails. When `run`
-// returns, this process has released all its shards.
-func (r *partitioning) run(outer context.Context) (err error) {
-	ctx, fail := context.WithCancelCause(outer)
+// The method `run` follows the group and the plan until ctx ends or a call fails, and returns the
+// cause. Then this process has released all its shards.
+func (r *partitioning) run(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	var first sync.Once
-	report := func(e error) {
-		first.Do(func() { err = e })
-		fail(e)
-	}
 	var runs sync.WaitGroup
 	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
 	// The order of these events does not matter: in the end, every process has received the last plan
@@ -186,29 +181,27 @@ func (r *partitioning) run(outer context.Context) (err error) {
 		case now, open = <-plans:
 			if open {
 				r.told = now
-				r.follow(ctx, now, &runs, report)
+				r.follow(ctx, now, &runs, fail)
 			}
 		case <-r.me.ended:
 			open = false
-			report(r.me.err) // return, because the plan would give all our shards to others
+			fail(r.me.err) // return, because the plan would give all our shards to others
 		}
 		if open && r.wants != nil && (r.told == nil || !maps.Equal(spread.Balance(r.told, r.wants), r.told)) {
-			if e := r.replan(ctx); e != nil && ctx.Err() == nil {
-				report(e)
+			if err := r.replan(ctx); err != nil {
+				fail(err) // no effect if ctx has ended
 			}
 		}
 	}
 	if ctx.Err() == nil {
-		report(cmp.Or(r.p.s.m.Failure(), errors.New("the members or the plan cannot be read; see the log")))
+		fail(cmp.Or(r.p.s.m.Failure(), errors.New("the members or the plan cannot be read; see the log")))
 	}
-	fail(nil)
 	runs.Wait()
 	for range members {
 	}
 	for range plans {
 	}
-	first.Do(func() { err = session.CtxErr(outer) })
-	return err
+	return context.Cause(ctx)
 }
 
 func wanted(members []Member[[]string]) map[string][]string {
@@ -251,7 +244,7 @@ func (r *partitioning) replan(ctx context.Context) error {
 // The method `follow` starts the work on the shards that the plan gives to this process, and ends
 // the work on all others. After an earlier Run with the same id, the plan may give us a shard that
 // this process does not name. That shard has no owner until the plan fits.
-func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *sync.WaitGroup, report func(error)) {
+func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *sync.WaitGroup, fail context.CancelCauseFunc) {
 	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
 		if now[shard] != r.id {
 			r.mine[shard](ErrNotLocked)
@@ -276,7 +269,7 @@ func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *
 			err := errors.New("the function ended its goroutine; see runtime.Goexit") // err keeps this value if the method `own` does not return
 			defer func() {
 				if err != nil && owned.Err() == nil {
-					report(err)
+					fail(err)
 				}
 			}()
 			err = r.own(owned, shard)
