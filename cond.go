@@ -92,7 +92,7 @@ func (c *Cond) wait(ctx context.Context) error {
 	if c.L == nil {
 		return c.check()
 	}
-	// Step 1. If it fails, L is unlocked all the same. If the session ends, the error is ErrEnded.
+	// Step 1. If it fails, L is unlocked too. If the session ends, the error is ErrEnded.
 	var p *lock.Claim
 	var roll *session.Roll
 	err := c.misuse()
@@ -195,9 +195,9 @@ func (c *Cond) awaitLast(ctx context.Context, inc *session.Incarnation, own *con
 	return inc.AwaitAny(ctx, watches, time.Time{})
 }
 
-// The method `take` deletes p's znode and its signal, because the signal has reached the caller
-// of Wait (step 4). If there is no connection, the method returns before the deletion. If the
-// session ends before the deletion, the signal passes to another waiter, and wakes it without need.
+// The method `take` deletes p's znode and its signal: the caller of Wait has received it (step 4).
+// Without a connection, the method returns before the deletion. If the session ends before the
+// deletion, the signal passes to another waiter, and wakes it without need.
 func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	if p == nil {
 		return
@@ -426,7 +426,7 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 		case err == nil, unlessChanged(err) != nil:
 			return err
 		}
-		// A waiter has got another signal, or has left. A Broadcast leaves out those that came later.
+		// A waiter has got another signal, or has left. A Broadcast leaves out later waiters.
 		var now []lock.Child
 		now, err = c.unwoken(ctx)
 		if all {

@@ -82,12 +82,10 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	session.ApplyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
 	c.allow("an Election", c.notElection, LayoutCurator, LayoutKazoo, LayoutSelector)
 	e := new(Election)
-	if err := checkNew(s, path, c.err); err != nil {
-		e.made = made{s: s, path: path, err: err}
+	if e.made = (made{s: s, path: path, err: checkNew(s, path, c.err)}); e.err != nil {
 		return e
 	}
-	e.id = s.m.Owner
-	if c.id != nil {
+	if e.id = s.m.Owner; c.id != nil {
 		e.id = []byte(*c.id)
 	}
 	name := c.layout.naming()
@@ -97,7 +95,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 			return plain(guid, lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo))
 		}
 	}
-	ln := lock.New(s.m, path, name, electionBases[c.layout])
+	ln := lock.New(s.m, path, name, []string{LayoutCurator: "latch-", LayoutKazoo: "__lock__", LayoutSelector: "lock-"}[c.layout])
 	ln.Data = e.id
 	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
 	ln.Strict, ln.Limits, ln.Kind = true, c.limits, trace.Election

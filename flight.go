@@ -114,7 +114,7 @@ func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Cont
 	}
 }
 
-// plainError returns err without the operation of the lock, which does not concern the caller.
+// plainError returns err without its operation and path, which do not concern the caller.
 func plainError(err error) error {
 	if e, ok := err.(*Error); ok {
 		return e.Err

@@ -47,11 +47,11 @@ func (n *Int64) Path() string { return n.v.path }
 
 // Load returns the number, at least as new as the moment of the call.
 func (n *Int64) Load(ctx context.Context) (int64, error) {
-	x, _, err := n.v.load(ctx)
-	if err == ErrNoValue {
+	x, _, err := n.v.Load(ctx)
+	if errors.Is(err, ErrNoValue) {
 		err = nil
 	}
-	return x, opError("load", n.v.path, err)
+	return x, err
 }
 
 // Store sets the number to x, whatever it was before.
@@ -61,18 +61,18 @@ func (n *Int64) Store(ctx context.Context, x int64) error {
 
 // Add adds delta to the number and returns the sum.
 func (n *Int64) Add(ctx context.Context, delta int64) (int64, error) {
-	x, err := n.v.update(ctx, func(x int64) (int64, error) { return x + delta, nil })
-	return x, opError("add", n.v.path, err)
+	x, err := n.v.Update(ctx, func(x int64) (int64, error) { return x + delta, nil })
+	return x, opError("add", n.v.path, plainError(err))
 }
 
 // Swap sets the number to x and returns the old number.
 func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
-	_, err = n.v.update(ctx, func(was int64) (int64, error) {
+	_, err = n.v.Update(ctx, func(was int64) (int64, error) {
 		old = was
 		return x, nil
 	})
 	if err != nil {
-		return 0, opError("swap", n.v.path, err)
+		return 0, opError("swap", n.v.path, plainError(err))
 	}
 	return old, nil
 }
@@ -80,14 +80,14 @@ func (n *Int64) Swap(ctx context.Context, x int64) (old int64, err error) {
 // CompareAndSwap stores x if the number equals old. It reports whether it did.
 func (n *Int64) CompareAndSwap(ctx context.Context, old, x int64) (bool, error) {
 	other := errors.New("another number")
-	_, err := n.v.update(ctx, func(was int64) (int64, error) {
+	_, err := n.v.Update(ctx, func(was int64) (int64, error) {
 		if was != old {
 			return 0, other
 		}
 		return x, nil
 	})
-	if err == other {
-		return false, nil // `update` has compared a number that is not older than the call
+	if errors.Is(err, other) {
+		return false, nil // Update has compared a number that is not older than the call
 	}
-	return err == nil, opError("compareandswap", n.v.path, err)
+	return err == nil, opError("compareandswap", n.v.path, plainError(err))
 }

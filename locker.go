@@ -63,17 +63,19 @@ func LockAll(ctx context.Context, ls ...Locker) (unlock func() error, err error)
 // locker needs Lost() <-chan struct{}.
 func LockAllContext(ctx context.Context, ls ...Locker) (held context.Context, unlock func() error, err error) {
 	sorted, err := inOrder(ls)
-	for err == nil {
-		switch held, unlock, err = lockEach(ctx, sorted); {
-		case err == nil:
-			return held, unlock, nil
-		case err == errPartLost && ctx.Err() != nil:
-			err = opError("lockall", "", session.CtxErr(ctx))
-		case err == errPartLost:
-			err = nil // begin again, because a wait outlives its session
-		}
+	if err != nil {
+		return nil, nil, opError("lockall", "", err)
 	}
-	return nil, nil, err
+	for {
+		held, unlock, err = lockEach(ctx, sorted)
+		switch {
+		case err != errPartLost:
+			return held, unlock, err
+		case ctx.Err() != nil:
+			return nil, nil, opError("lockall", "", session.CtxErr(ctx))
+		}
+		// Begin again, because a wait outlives its session.
+	}
 }
 
 var errPartLost = errors.New("a lock was lost while another was waited for")
@@ -178,10 +180,10 @@ func inOrder(ls []Locker) ([]Locker, error) {
 	for i, l := range ls {
 		p, ok := l.(interface{ Path() string })
 		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
-			return nil, opError("lockall", "", session.Invalid("locker %d is nil", i))
+			return nil, session.Invalid("locker %d is nil", i)
 		}
 		if !ok {
-			return nil, opError("lockall", "", session.Invalid("locker %d is a %T, which has no method Path() string to order it by", i, l))
+			return nil, session.Invalid("locker %d is a %T, which has no method Path() string to order it by", i, l)
 		}
 		if m, ok := l.(interface{ misuse() error }); ok && m.misuse() != nil {
 			return nil, opError("lockall", p.Path(), m.misuse())

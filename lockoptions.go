@@ -102,13 +102,6 @@ func (o option) applyElection(c *setup) { o(c) }
 func (o option) applyQueue(c *setup)    { o(c) }
 func (o option) applyValue(c *setup)    { o(c) }
 
-// electionBases has the base in the names of candidates' znodes, by layout.
-var electionBases = map[Layout]string{
-	LayoutCurator:  "latch-",
-	LayoutSelector: "lock-",
-	LayoutKazoo:    "__lock__",
-}
-
 // defaultHandoffs is a compromise for the time while another process waits. That process waits
 // for at most 16 critical sections, and only one handoff in 16 is a slow handoff between
 // processes.

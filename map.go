@@ -68,7 +68,7 @@ func (m *Map[V]) fail(op, key string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return opError(op, m.path, fmt.Errorf("key %q: %w", key, err))
+	return opError(op, m.path, fmt.Errorf("key %q: %w", key, plainError(err)))
 }
 
 // The method `entry` returns the Value in which key is stored.
@@ -97,7 +97,7 @@ func (m *Map[V]) encode(ctx context.Context, key string, v V) (e *Value[V], data
 func (m *Map[V]) Load(ctx context.Context, key string) (v V, version Version, err error) {
 	e, err := m.entry(ctx, key)
 	if err == nil {
-		v, version, err = e.load(ctx)
+		v, version, err = e.Load(ctx)
 	}
 	return v, version, m.fail("load", key, err)
 }
@@ -106,7 +106,7 @@ func (m *Map[V]) Load(ctx context.Context, key string) (v V, version Version, er
 func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
 	e, err := m.entry(ctx, key)
 	if err == nil {
-		err = e.store(ctx, v)
+		err = e.Store(ctx, v)
 	}
 	return m.fail("store", key, err)
 }

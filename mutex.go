@@ -75,9 +75,7 @@ func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 }
 
 // Unlock unlocks m. After [ErrLost], nothing is left to unlock.
-func (m *Mutex) Unlock() error { return opError("unlock", m.path, m.unlock()) }
-
-func (m *Mutex) unlock() error { return m.release(lock.Exclusive) }
+func (m *Mutex) Unlock() error { return opError("unlock", m.path, m.release(lock.Exclusive)) }
 
 // Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
 // closed. Unlock does not close it.

@@ -221,7 +221,7 @@ func wanted(members []Member[[]string]) map[string][]string {
 // changed by then, `run` receives another event, or a plan that does not fit.
 func (r *partitioning) replan(ctx context.Context) error {
 	unchanged := errors.New("unchanged")
-	_, err := r.plan.update(ctx, func(old map[string]string) (map[string]string, error) {
+	_, err := r.plan.Update(ctx, func(old map[string]string) (map[string]string, error) {
 		members, err := r.group.Members(ctx)
 		if members == nil {
 			return old, err // all other errors concern members without a list of shards
@@ -235,8 +235,11 @@ func (r *partitioning) replan(ctx context.Context) error {
 		}
 		return now, nil
 	})
-	if err == unchanged {
+	if errors.Is(err, unchanged) {
 		return nil
+	}
+	if e, ok := err.(*Error); ok && e.Path == r.plan.path {
+		return e.Err // the caller knows no plan
 	}
 	return err
 }

@@ -48,8 +48,7 @@ type RWMutex struct{ localLock }
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	c := newSetup(opts)
 	rw := new(RWMutex)
-	if err := checkNew(s, path, c.err); err != nil {
-		rw.made = made{s: s, path: path, err: err}
+	if rw.made = (made{s: s, path: path, err: checkNew(s, path, c.err)}); rw.err != nil {
 		return rw
 	}
 	write, read := "__WRIT__", "__READ__"

@@ -244,7 +244,7 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		}
 		inc := gate.Claim.Incarnation
 		lapse := inc.Lapse()
-		m.s.m.GiveUp(ctx, m.gate.unlock) // a loss of the gate does not affect the permits: their transaction proved that we had it
+		m.s.m.GiveUp(ctx, func() error { return m.gate.release(lock.Exclusive) }) // a loss of the gate does not affect the permits: their transaction proved that we had it
 		var a *lock.Permits
 		if leases != nil && err == nil {
 			a, err = m.keep(ctx, inc, lapse, leases, n)

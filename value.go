@@ -92,12 +92,8 @@ func (v *Value[T]) init(s *Session, path string, opts []ValueOption) {
 // Load returns the value, at least as new as the call, and its Version, or [ErrNoValue]. An error
 // of decoding comes with the Version, so that the value can be replaced. An empty znode is no
 // value, unless the codec decodes it.
-func (v *Value[T]) Load(ctx context.Context) (T, Version, error) {
-	x, version, err := v.load(ctx)
-	return x, version, opError("load", v.path, err)
-}
-
-func (v *Value[T]) load(ctx context.Context) (x T, version Version, err error) {
+func (v *Value[T]) Load(ctx context.Context) (x T, version Version, err error) {
+	defer v.wrap("load", &err)
 	if err = v.check(ctx); err != nil {
 		return x, version, err
 	}
@@ -162,10 +158,6 @@ func (v *Value[T]) Store(ctx context.Context, x T) (err error) {
 	if err := v.check(ctx); err != nil {
 		return err
 	}
-	return v.store(ctx, x)
-}
-
-func (v *Value[T]) store(ctx context.Context, x T) error {
 	data, err := v.encode(x)
 	for err == nil {
 		err = v.commit(ctx, &zk.SetDataRequest{Path: v.at.Path, Data: data, Version: -1})
@@ -261,16 +253,11 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 // Update stores f(value), or f of the zero T if there is no value, and returns the new value. If f
 // returns an error, Update stores nothing and returns that error. If another process changes the
 // value between the read and the write, Update calls f again: so f must have no effects of its own.
-func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (T, error) {
+func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
+	defer v.wrap("update", &err)
 	if v.misuse() == nil && f == nil {
-		var zero T
-		return zero, opError("update", v.path, session.Invalid("the function is nil"))
+		return zero, session.Invalid("the function is nil")
 	}
-	x, err := v.update(ctx, f)
-	return x, opError("update", v.path, err)
-}
-
-func (v *Value[T]) update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
 	if err := v.check(ctx); err != nil {
 		return zero, err
 	}

@@ -122,10 +122,11 @@ func Encode[T any](c Encoding, v T) (data []byte, err error) {
 // The function `recovered` turns a panic of c into an error. It is for defer statements.
 func recovered(c Encoding, err *error) {
 	if r := recover(); r != nil {
-		*err = fmt.Errorf("codec %T panicked: %v", c, r)
-		if own, ok := c.(Own); ok {
-			*err = fmt.Errorf("codec %s panicked: %v", own, r)
+		name, own := c.(Own)
+		if !own {
+			name = Own(fmt.Sprintf("%T", c))
 		}
+		*err = fmt.Errorf("codec %s panicked: %v", name, r)
 	}
 }
 

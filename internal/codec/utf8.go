@@ -27,7 +27,7 @@ var (
 // checkUTF8 returns an error if v contains a string that encoding/json would change. The text `at`
 // gives the place of v in the whole value.
 func checkUTF8(at string, v reflect.Value) error {
-	if !v.IsValid() || isNil(v) || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {
+	if !v.IsValid() || (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && v.IsNil() || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {
 		return nil // the text of a Marshaler is not checked
 	}
 	if v.CanAddr() && v.Addr().Type().Implements(textMarshaler) {
@@ -70,14 +70,6 @@ func checkUTF8(at string, v reflect.Value) error {
 		}
 	}
 	return nil
-}
-
-func isNil(v reflect.Value) bool {
-	switch v.Kind() {
-	case reflect.Pointer, reflect.Interface, reflect.Map, reflect.Slice:
-		return v.IsNil()
-	}
-	return false
 }
 
 func checkString(at, s string) error {

@@ -123,15 +123,8 @@ func NewWriter(w io.Writer, id, root, owner string, log func(error)) *Writer {
 	return t
 }
 
-// Line sets the fields of l that every record has, and writes l.
-func (t *Writer) Line(l Record) {
-	if t == nil {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.lineLocked(l)
-}
+// Line writes l. The Writer sets the fields that every record has.
+func (t *Writer) Line(l Record) { t.Hold("", l) }
 
 func (t *Writer) lineLocked(l Record) {
 	if t.closed {
@@ -163,7 +156,7 @@ func (t *Writer) putLocked(l Record) {
 	t.pending = append(append(t.pending, text...), '\n')
 }
 
-// Hold writes l, a record about the hold whose znode is at the path `full`, with the chroot. After
+// Hold is Line for a record about the hold whose znode is at the path `full`, with the chroot. After
 // a grant or a move, [Writer.Gone] must be called when that znode is deleted, unless the hold is
 // lost.
 func (t *Writer) Hold(full string, l Record) {
@@ -172,10 +165,11 @@ func (t *Writer) Hold(full string, l Record) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch l.Event {
-	case Grant, Move:
+	switch {
+	case full == "":
+	case l.Event == Grant, l.Event == Move:
 		t.held[full] = Record{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}
-	case Loss:
+	case l.Event == Loss:
 		delete(t.held, full)
 	}
 	t.lineLocked(l)
@@ -250,13 +244,9 @@ func (t *Writer) Close(limit time.Duration) {
 		return
 	}
 	t.mu.Lock()
-	t.lineLocked(Record{Event: End})
+	t.lineLocked(Record{Event: End}) // wakes the method run, which then sees that t is closed
 	t.closed = true
 	t.mu.Unlock()
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
 	select {
 	case <-t.ended:
 	case <-time.After(limit):
