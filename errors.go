@@ -220,14 +220,11 @@ func (r LossReason) word() string { return cmp.Or(lossTexts[r][1], lossTexts[0][
 
 // lossWord returns the reason of a loss as one word, and the time from which the hold was not valid.
 func lossWord(err error) (string, time.Time) {
-	var lost *LostError
-	if errors.As(err, &lost) {
-		return lost.Reason.word(), lost.Since
+	lost := new(LostError)
+	if !errors.As(err, &lost) && errors.Is(err, ErrClosed) {
+		lost.Reason = LossClosed
 	}
-	if errors.Is(err, ErrClosed) {
-		return LossClosed.word(), time.Time{}
-	}
-	return LossReason(0).word(), time.Time{}
+	return lost.Reason.word(), lost.Since
 }
 
 func lostError(why session.LossCause, session int64, since time.Time, cause error) error {

@@ -88,20 +88,10 @@ type Membership[T any] struct {
 // Join makes the caller a member, and returns when other processes can see it. If another member
 // has the id, such as the old session of a restarted process, Join waits until that member leaves
 // (not with [LayoutKazoo]).
-func (g *Group[T]) Join(ctx context.Context, id string, info T) (*Membership[T], error) {
-	m, err := g.join(ctx, id, info)
-	if err != nil {
-		return nil, opError("join", g.path, err)
-	}
-	return m, nil
-}
-
-func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T], error) {
-	if g.misuse() != nil {
-		return nil, g.misuse()
-	}
-	if ctx.Err() != nil {
-		return nil, session.CtxErr(ctx)
+func (g *Group[T]) Join(ctx context.Context, id string, info T) (_ *Membership[T], err error) {
+	defer g.wrap("join", &err)
+	if err := g.check(ctx); err != nil {
+		return nil, err
 	}
 	path := session.ChildPath(g.path, session.NameOfKey(id))
 	if g.kazoo {
@@ -114,7 +104,6 @@ func (g *Group[T]) join(ctx context.Context, id string, info T) (*Membership[T],
 		return nil, session.Invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), session.MaxPath)
 	}
 	m := &Membership[T]{g: g, id: id, path: g.s.m.Full(path), ended: make(chan struct{}), writing: make(chan struct{}, 1), joined: make(chan struct{})}
-	var err error
 	if m.data, err = m.encode(info); err != nil {
 		return nil, err
 	}
@@ -245,9 +234,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		case err != nil:
 			return inc.RemoveOwn(m.path), err
 		}
-		select {
-		case <-m.joined:
-		default:
+		if !session.IsClosed(m.joined) {
 			close(m.joined)
 		}
 		m.observe(session.EventJoined, nil)
@@ -356,26 +343,18 @@ func (g *Group[T]) Members(ctx context.Context) (members []Member[T], err error)
 func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], bad []error) {
 	members = []Member[T]{} // nil would mean that the members could not be read
 	for name, n := range nodes {
-		if n.Stat.EphemeralOwner == 0 {
+		if n.Stat.EphemeralOwner == 0 || g.kazoo && !strings.Contains(name, partyName) {
 			continue // the znode belongs to another program
 		}
-		member := Member[T]{Session: n.Stat.EphemeralOwner, Since: time.UnixMilli(n.Stat.Ctime)}
-		if g.kazoo {
-			if !strings.Contains(name, partyName) {
-				continue
-			}
-			member.ID = string(n.Data)
-			members = append(members, member)
-			continue
-		}
-		var ok bool
-		if member.ID, ok = session.KeyOfName(name); !ok {
-			member.ID = name // chosen by another program
-		}
+		member := Member[T]{ID: name, Session: n.Stat.EphemeralOwner, Since: time.UnixMilli(n.Stat.Ctime)}
 		var err error
-		if member.Info, err = codec.Decode[T](g.codec, n.Data); err != nil {
+		if g.kazoo {
+			member.ID = string(n.Data)
+		} else if member.Info, err = codec.Decode[T](g.codec, n.Data); err != nil {
 			bad = append(bad, fmt.Errorf("member %q: %w", name, err))
 			continue
+		} else if id, ok := session.KeyOfName(name); ok { // else another program has chosen the name
+			member.ID = id
 		}
 		members = append(members, member)
 	}

@@ -144,12 +144,13 @@ func isLost(l Locker) bool {
 // partsOf returns the lock and the modes of a Locker of this package, see Mutex.parts. For another
 // Locker, q is nil.
 func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
-	if ours, ok := l.(interface {
+	ours, ok := l.(interface {
 		parts() (*localLock, []lock.HoldMode)
-	}); ok {
-		q, modes = ours.parts()
+	})
+	if !ok {
+		return nil, nil
 	}
-	return q, modes
+	return ours.parts()
 }
 
 // unlockAll unlocks all of ls in reverse order, even if an Unlock panics. Lockers of this package

@@ -125,8 +125,8 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	if err != nil {
 		return err
 	}
-	if r.me, err = r.group.join(ctx, id, shards); err != nil {
-		return err
+	if r.me, err = r.group.Join(ctx, id, shards); err != nil {
+		return plainError(err)
 	}
 	// Leave the group only after the method `run` has released our shards. After we have left, the
 	// plan assigns the shards to other processes, and these should not have to wait for us.

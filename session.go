@@ -257,10 +257,7 @@ func hostPort(host string) (string, error) {
 // Get reads the data and the Stat of any znode, for the versions that [Session.Txn] needs, and
 // for tools. The server may lag behind the others. Errors are go-zookeeper's, such as ErrNoNode.
 func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.Stat, err error) {
-	if err := checkRead(path); err != nil {
-		return nil, nil, opError("get", path, err)
-	}
-	err = s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = s.read(ctx, path, func(inc *session.Incarnation) error {
 		data, stat, err = inc.Get(ctx, s.m.Full(path))
 		return err
 	})
@@ -269,10 +266,7 @@ func (s *Session) Get(ctx context.Context, path string) (data []byte, stat *zk.S
 
 // Children is [Session.Get] for the names of the children.
 func (s *Session) Children(ctx context.Context, path string) (names []string, stat *zk.Stat, err error) {
-	if err := checkRead(path); err != nil {
-		return nil, nil, opError("children", path, err)
-	}
-	err = s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = s.read(ctx, path, func(inc *session.Incarnation) error {
 		names, stat, err = inc.Children(ctx, s.m.Full(path))
 		return err
 	})
@@ -280,10 +274,10 @@ func (s *Session) Children(ctx context.Context, path string) (names []string, st
 	return names, stat, opError("children", path, err)
 }
 
-// checkRead checks a path as CheckPath does, but allows the root, which can be read.
-func checkRead(path string) error {
-	if path == "/" {
-		return nil
+// The method `read` calls f in a session. In contrast to other operations, path may be the root.
+func (s *Session) read(ctx context.Context, path string, f func(inc *session.Incarnation) error) error {
+	if err := session.CheckPath(path); err != nil && path != "/" {
+		return err
 	}
-	return session.CheckPath(path)
+	return s.m.During(ctx, f)
 }
