@@ -88,14 +88,17 @@ func (q *core) spent(it *item) bool {
 	return true
 }
 
-// setAside makes an element with a fault a dead letter. If too many elements in a row do not
-// decode, setAside returns the element to the queue instead: see [maxMisfits].
-func (q *core) setAside(it *item) {
+// setAside makes an element with a fault a dead letter. If too many elements in a row do not decode,
+// setAside returns the element to the queue instead, and `left` has the reason: see [maxMisfits].
+func (q *core) setAside(it *item) (fate *entry, left error) {
 	s := Settlement{Fate: Bury, Reason: it.fault, Untried: true}
-	if it.misfit && q.Skips.Misfit(it.key(), it.fault) != nil {
-		s = untried
+	if it.misfit {
+		if left = q.Skips.Misfit(it.key(), it.fault); left != nil {
+			s = untried
+		}
 	}
-	it.c.decide(it, s, nil)
+	fate, _ = it.c.decide(it, s, nil)
+	return fate, left
 }
 
 // The following methods implement the interface Item.

@@ -47,23 +47,25 @@ func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
 	return next
 }
 
-// The method `readAll` reads the children of `dir`. It leaves out a child if `of(name)` is false for
-// the child's name. Before it reads the children, it writes `dir`. The result `now` is the Stat
-// from that write: the Mtime of that Stat is the servers' time.
-func (q *Common) readAll(ctx context.Context, inc *session.Incarnation, dir string, of func(name string) bool) (paths []string, nodes []session.Node, now *zk.Stat, err error) {
+// The method `old` returns deletions of the children of `dir` for which is(name, node, now) is true. Each
+// deletion names the version that was read. A child that the client cannot read stays. Before it reads the
+// children, it writes `dir`. The result `now` is the Stat from that write: the Mtime of that Stat is the
+// servers' time.
+func (q *Common) old(ctx context.Context, inc *session.Incarnation, dir string, is func(name string, n session.Node, now *zk.Stat) bool) (ops []any, now *zk.Stat, err error) {
 	names, err := inc.Names(ctx, dir)
-	for _, name := range names {
-		if of(name) {
-			paths = append(paths, session.ChildPath(dir, name))
+	if err != nil || len(names) == 0 {
+		return nil, nil, err
+	}
+	if now, err = inc.Set(ctx, dir, nil, -1); err != nil {
+		return nil, nil, err
+	}
+	nodes, err := inc.GetSmall(ctx, pathsOf(dir, names, func(name string) string { return name }))
+	for i, n := range nodes {
+		if n.Stat != nil && !n.Concealed() && is(names[i], n, now) {
+			ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(dir, names[i]), Version: n.Stat.Version})
 		}
 	}
-	if err != nil || len(paths) == 0 {
-		return nil, nil, nil, err
-	}
-	if now, err = inc.Set(ctx, dir, nil, -1); err == nil {
-		nodes, err = inc.GetSmall(ctx, paths)
-	}
-	return paths, nodes, now, err
+	return ops, now, err
 }
 
 // sweepIDs deletes the notes of expired IDs, but no note that changes after sweepIDs has read it, because
@@ -84,15 +86,11 @@ func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	}
 	for _, shard := range shards {
 		dir := session.ChildPath(q.ids, shard)
-		paths, nodes, now, err := q.readAll(ctx, inc, dir, func(string) bool { return true })
+		old, now, err := q.old(ctx, inc, dir, func(_ string, n session.Node, now *zk.Stat) bool {
+			return len(n.Data) > 0 && expired(n.Data, n.Stat, now)
+		})
 		if err != nil {
 			return err
-		}
-		var old []any
-		for i, n := range nodes {
-			if n.Stat != nil && len(n.Data) > 0 && expired(n.Data, n.Stat, now) { // a note that the client cannot read stays
-				old = append(old, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version})
-			}
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
 			// The write gives the znode `ids` a new version: the servers refuse a producer's transaction
@@ -139,15 +137,13 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 
 // sweepReceipts deletes the receipts that no client has written during the time session.SweptAfter. Only
 // a process that was cut off for that time finds its receipt deleted: its call returns an error, and the
-// outcome is unknown. Each deletion names the version that was read. If the process writes
-// its receipt after that read, the servers refuse the deletion.
+// outcome is unknown. If the process writes its receipt after the read, the servers refuse the deletion.
 func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
-	paths, nodes, now, err := q.readAll(ctx, inc, q.Receipts, func(name string) bool { return strings.HasSuffix(name, "-receipt") })
-	for i, n := range nodes {
-		if n.Stat == nil || time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond < session.SweptAfter {
-			continue
-		}
-		if _, err = inc.Multi(ctx, &zk.DeleteRequest{Path: paths[i], Version: n.Stat.Version}); session.OutcomeOf(err) != session.Answered {
+	old, _, err := q.old(ctx, inc, q.Receipts, func(name string, n session.Node, now *zk.Stat) bool {
+		return strings.HasSuffix(name, "-receipt") && time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond >= session.SweptAfter
+	})
+	for _, op := range old {
+		if _, err = inc.Multi(ctx, op); session.OutcomeOf(err) != session.Answered {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -31,15 +32,10 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 			return nil, err
 		}
 		c := it.c
-		if q.check(it); it.misfit {
-			if err := q.Skips.Misfit(it.key(), it.fault); err != nil {
-				c.settleNow(ctx, it, untried, nil) // the next search finds the element in its position
-				return nil, err
-			}
-		}
-		if it.fault != nil {
-			if _, err := c.settleNow(ctx, it, Settlement{Fate: Bury, Reason: it.fault, Untried: true}, nil); err != nil {
-				return nil, err
+		if q.check(it); it.fault != nil {
+			fate, left := q.setAside(it)
+			if err := c.await(ctx, fate); left != nil || err != nil {
+				return nil, cmp.Or(left, err) // if it was left, the next search finds the element in its position
 			}
 			continue
 		}
@@ -135,7 +131,7 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 func (q *core) Peek(ctx context.Context) (*Element, error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
 		for {
-			f, err := q.search(ctx, inc, finding{n: bucketSize, spread: 1, aside: true, watch: true})
+			f, err := q.search(ctx, inc, finding{n: 1, spread: 1, aside: true, watch: true})
 			if err != nil {
 				return nil, err
 			}
@@ -144,21 +140,18 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 					return nil, nil
 				}
 			}
-			for i, e := range f.es {
-				data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
-				switch {
-				case session.IsNoNode(err) && i < len(f.es)-1:
-					continue // a consumer has removed the element since the search
-				case session.IsNoNode(err):
-					q.listings.Delete(e.bucket) // its consumer may have left no trace on the board
-				case q.Skips.Unreadable(e.key(), err):
-				case err != nil:
-					return nil, err
-				default:
-					it := &item{element: e, attempts: f.lot.board.tried[e.seq]}
-					it.read(session.Node{Data: data, Stat: stat})
-					return &Element{ID: it.id(), Data: data, Sent: it.sent, Attempts: it.attempts}, nil
-				}
+			e := f.es[0]
+			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
+			switch {
+			case session.IsNoNode(err): // a consumer has removed the element since the search
+				q.listings.Delete(e.bucket) // the consumer may have left no trace on the board
+			case q.Skips.Unreadable(e.key(), err):
+			case err != nil:
+				return nil, err
+			default:
+				it := &item{element: e, attempts: f.lot.board.tried[e.seq]}
+				it.read(session.Node{Data: data, Stat: stat})
+				return &Element{ID: it.id(), Data: data, Sent: it.sent, Attempts: it.attempts}, nil
 			}
 		}
 	})
