@@ -97,5 +97,3 @@ func (b *board) forget(gone spans) {
 	b.gone = b.gone.union(gone)
 	maps.DeleteFunc(b.tried, func(n int32, _ int) bool { return b.gone.has(n) })
 }
-
-func only(n int32) spans { return spans{{n, n}} }

@@ -381,8 +381,7 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 		}
 		switch {
 		case err == nil:
-			c.exists(rs[0].Stat)
-			c.saw(since)
+			c.exists(rs[0].Stat, since)
 			return rs, false, nil
 		case isOver(err):
 			return nil, open, err
@@ -424,7 +423,7 @@ func (c *claimant) unknown(err error) error {
 	if session.OutcomeOf(err) != session.Answered {
 		return err
 	}
-	c.exists(nil) // perhaps because of the transaction
+	c.exists(nil, 0) // perhaps because of the transaction
 	c.lose(c.inc.GivenUp(err))
 	return session.ErrVanished
 }
@@ -448,11 +447,13 @@ func (c *claimant) check(touch bool) any {
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
-// The method `exists` records that the mark exists, and its version if `stat` is not nil. The first
-// call also begins to watch the mark.
-func (c *claimant) exists(stat *zk.Stat) {
+// The method `exists` records that the mark exists, and its version if `stat` is not nil. The servers have
+// found it over the connection with the number `since` or a later one; 0: unknown. The first call also
+// begins to watch the mark.
+func (c *claimant) exists(stat *zk.Stat, since int64) {
 	c.mu.Lock()
 	made := c.made
+	c.seen = max(c.seen, since)
 	if c.made = true; stat != nil {
 		c.version = max(c.version, stat.Version)
 	}
@@ -461,14 +462,6 @@ func (c *claimant) exists(stat *zk.Stat) {
 		c.watch = c.inc.WatchOwn(c.path(), c)
 		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
-}
-
-// The method `saw` records that the servers have found the mark, over the connection with the number
-// `since` or a later one.
-func (c *claimant) saw(since int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.seen = max(c.seen, since)
 }
 
 // The method `unchecked` is called when the servers have refused the operation that `check`
@@ -480,7 +473,7 @@ func (c *claimant) unchecked(op any, err error) error {
 		return c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
 	case !makes && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
-		c.exists(stat)
+		c.exists(stat, 0)
 		return err
 	case !makes && session.IsNoNode(err):
 		c.lose(c.inc.Deleted())
@@ -500,7 +493,7 @@ func (c *claimant) fence() (was zk.Stat, err error) {
 	for !made {
 		op := c.check(false)
 		if _, err := c.inc.Multi(ctx, op); err == nil || session.IsNodeExists(err) { // NodeExists: an earlier attempt was applied
-			c.exists(nil)
+			c.exists(nil, 0)
 			return was, nil
 		} else if err = c.unchecked(op, err); err != nil {
 			return was, err
@@ -521,7 +514,7 @@ func (c *claimant) fence() (was zk.Stat, err error) {
 		c.lose(c.inc.Deleted())
 		return was, session.ErrVanished
 	case err == nil:
-		c.exists(stat)
+		c.exists(stat, 0)
 	}
 	return was, err
 }
@@ -664,7 +657,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 		case err == nil && (stat == nil || stat.EphemeralOwner != c.inc.ID.Load()):
 			c.lose(c.inc.Deleted())
 		case err == nil:
-			c.saw(on)
+			c.exists(stat, on)
 		}
 	}
 	return c.lost() == nil

@@ -145,33 +145,23 @@ func (c *claimant) leaveLocked(it *item) {
 	}
 }
 
-// The method `run` settles the entries in c.queue until there are none.
+// The method `run` settles the entries in c.queue until there are none. An entry with a load has a
+// transaction of its own.
 func (c *claimant) run() {
-	for {
-		es := c.nextEntries()
-		if es == nil {
-			return
-		}
-		c.settle(es)
-	}
-}
-
-// nextEntries removes the entries of the next transaction from c.queue. It returns nil if there are
-// none.
-func (c *claimant) nextEntries() []*entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := min(len(c.queue), maxPost)
-	if i := slices.IndexFunc(c.queue[:n], func(e *entry) bool { return e.with != nil }); i >= 0 {
-		n = max(i, 1)
+	for len(c.queue) > 0 {
+		n := min(len(c.queue), maxPost)
+		if i := slices.IndexFunc(c.queue[:n], func(e *entry) bool { return e.with != nil }); i >= 0 {
+			n = max(i, 1)
+		}
+		es := c.queue[:n:n]
+		c.queue = c.queue[n:]
+		c.mu.Unlock()
+		c.settle(es)
+		c.mu.Lock()
 	}
-	if n == 0 {
-		c.running = false
-		return nil
-	}
-	es := c.queue[:n:n]
-	c.queue = c.queue[n:]
-	return es
+	c.running = false
 }
 
 // The method `settle` carries out entries in one transaction. If the servers refuse an entry,

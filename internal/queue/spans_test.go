@@ -157,9 +157,9 @@ func TestTheNextBoardTakesOutTheDead(t *testing.T) {
 					l.board.tried[n] = want[n]
 				}
 			}
-			h := hold{claimed: only(n)}
+			h := hold{claimed: spansOf([]int32{n})}
 			if rnd.IntN(2) == 0 {
-				h.hand = only(n)
+				h.hand = spansOf([]int32{n})
 			}
 			add := func(to map[string]hold) {
 				to[mark] = hold{to[mark].claimed.union(h.claimed), to[mark].hand.union(h.hand)}
