@@ -222,7 +222,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	if !blind {
 		with = append(with, c.q.unpaused()...)
 	}
-	rs, err := c.write(t.name, t.version, next, with...)
+	rs, err := c.write(t, next, with...)
 	if err != nil {
 		switch {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
@@ -236,10 +236,9 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		}
 		return nil, err
 	}
-	t.board, t.version, t.keys, t.dead = next, t.version+1, t.keys+1, nil
+	t.keys, t.dead = t.keys+1, nil
 	items := make([]*item, len(es))
 	c.mu.Lock()
-	c.wroteLocked(t)
 	if c.items[t.name] == nil {
 		c.items[t.name] = make(map[int32]*item)
 	}
@@ -333,18 +332,18 @@ func (c *claimant) wroteLocked(t *lot) {
 // of them again, because clients delete empty buckets.
 const maxKnown = 1000
 
-// The method `write` stores a board in its bucket if the bucket still has the given version. It
+// The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. It
 // also creates the mark if the claimant has none yet. If another client has written or deleted the
 // bucket, the error is BadVersion or NoNode.
 //
 // If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
 // that line while the mark exists.
-func (c *claimant) write(bucket string, version int32, next *board, with ...any) ([]zk.MultiResponse, error) {
-	path, data := session.ChildPath(c.q.dir, bucket), next.marshal()
+func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, error) {
+	path, data := session.ChildPath(c.q.dir, t.name), next.marshal()
 	if len(data) > session.MaxPacket/2 {
-		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", bucket, len(data), session.ErrTooLarge)
+		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", t.name, len(data), session.ErrTooLarge)
 	}
-	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: version}}, with...)
+	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: t.version}}, with...)
 	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
 		data, _, err := c.inc.GetFresh(session.Finishing, path)
 		if session.IsNoNode(err) {
@@ -353,6 +352,12 @@ func (c *claimant) write(bucket string, version int32, next *board, with ...any)
 		is, want := parseBoard(data).lines[c.mark], next.lines[c.mark]
 		return slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
+	if err == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		t.board, t.version = next, t.version+1
+		c.wroteLocked(t)
+	}
 	return rs, err
 }
 
@@ -586,13 +591,9 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 		if !c.q.Skips.Skipped(bellName) {
 			with = []any{ring(c.q.dir)}
 		}
-		rs, err = c.write(bucket, t.version, next, with...)
+		rs, err = c.write(t, next, with...)
 		switch {
 		case err == nil:
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			t.board, t.version = next, t.version+1
-			c.wroteLocked(t)
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
 			c.q.Skips.skip(bellName) // for any reason: without the bell, the board can still be written
