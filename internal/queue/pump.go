@@ -246,13 +246,22 @@ const maxBatch = bucketSize
 
 // The method `step` brings elements from the queue to the consumers.
 func (p *pump) step(inc *session.Incarnation, c *claimant) error {
-	// 1. Wait until consumers have room for more.
-	room, hands, err := p.awaitRoom(inc)
+	// 1. Wait until consumers have room for more. Until then, leave the line of idle consumers.
+	var room, hands int
+	err := p.wait(p.ctx, inc, func() bool {
+		if p.hand {
+			hands = max(p.waiting-len(p.ready), 0)
+		}
+		if room = p.roomLocked(); room == 0 {
+			p.leavePlace(inc)
+		}
+		return room > 0
+	})
 	if err != nil {
 		return err
 	}
 	// 2. Search for free elements, unless elements of the last search remain. If no element is
-	//    free, wait in the line of idle consumers.
+	//    free, wait in the line.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
 		if p.found = nil; p.place == "" {
 			p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread})
@@ -373,27 +382,6 @@ func (p *pump) roomLocked() int {
 		return 0 // wait until there is room for more elements in one claim
 	}
 	return n
-}
-
-// awaitRoom waits until the pump may claim more items. The result `room` is the number of these
-// items. If the program settles its items, the result `hands` is the number of items that consumers
-// wait for. If there is no room yet, the pump leaves its place in the line.
-func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, err error) {
-	for {
-		p.mu.Lock()
-		room, changed := p.roomLocked(), p.changed
-		if p.hand {
-			hands = max(p.waiting-len(p.ready), 0)
-		}
-		p.mu.Unlock()
-		if room > 0 {
-			return room, hands, nil
-		}
-		p.leavePlace(inc)
-		if err := session.AwaitIn(p.ctx, inc, changed); err != nil {
-			return 0, 0, err
-		}
-	}
 }
 
 // The method `wait` blocks until the function `so` returns true. It calls `so` with mu held.
