@@ -14,7 +14,7 @@ import (
 // or none, exactly once. q must belong to the transaction's Session. SendOp itself sends nothing.
 //
 // The transaction has no response for a SendOp. If q is limited ([WithMaxLen]), the transaction
-// first waits for room. The first SendOp of q costs two more requests, unless q has sent before.
+// first waits for room. A SendOp can cost three more requests.
 func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 	op := QueueOp{out: new(queue.Batch), err: q.misuse()}
 	if op.err == nil && len(vs) == 0 {

@@ -229,7 +229,6 @@ type load struct {
 	m     *session.Manager
 	ops   []any     // the program's own operations, with paths as the servers know them
 	sends []*outbox // one for each queue: two could fail, because each checks the version of the tail, and the first could change it
-	size  int       // upper bound, in bytes
 
 	rs []zk.MultiResponse // if it removes an element: responses to the program's operations
 }
@@ -549,25 +548,21 @@ func (o *outbox) reread(ctx context.Context, inc *session.Incarnation) error {
 	}
 	var now *zk.Stat
 	for i, p := range with {
-		n, known := nodes[i], p.stale
+		n := nodes[i]
 		if p.stale = nil; ids == nil || n.Stat == nil {
 			continue
 		}
-		if known == nil || known.Mzxid != n.Stat.Mzxid { // a note that has expired stays expired
-			if now == nil {
-				now, err = inc.Set(ctx, session.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
-				if session.IsNoNode(err) {
-					continue // a sweep has deleted the note
-				} else if err != nil {
-					return err
-				}
-			}
-			if !expired(n.Data, n.Stat, now) {
-				p.err = ErrKnown
-				continue
+		if now == nil {
+			now, err = inc.Set(ctx, session.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
+			if session.IsNoNode(err) {
+				continue // a sweep has deleted the note
+			} else if err != nil {
+				return err
 			}
 		}
-		p.stale, p.swept = n.Stat, ids.Version
+		if p.stale, p.swept = n.Stat, ids.Version; !expired(n.Data, n.Stat, now) {
+			p.err = ErrKnown
+		}
 	}
 	return nil
 }

@@ -13,10 +13,15 @@ import (
 
 // This file applies a program's own operations, and its sends to queues, in one transaction.
 
-// newLoad returns the load of `ops`. Each element of `ops` is a request for go-zookeeper's Multi,
-// or a *Batch. newLoad fails if the operations need more than `limit` bytes.
-func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *load, err error) {
+// newLoad returns the load of `ops`, as soon as there is room in all queues to which it sends. Each element
+// of `ops` is a request for go-zookeeper's Multi, or a *Batch. newLoad fails if the operations need more than
+// `limit` bytes. The argument `home` is the path of the queue whose element the transaction removes, or "":
+// that queue needs room for one element fewer. While the Session is being closed, newLoad looks for room,
+// but does not wait. It also does not wait after `lost` is closed, because the transaction then fails with
+// the loss.
+func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lost <-chan struct{}, home string) (x *load, err error) {
 	x = &load{m: m}
+	size := 0
 	for i, op := range ops {
 		out, ok := op.(*Batch)
 		if !ok {
@@ -27,14 +32,14 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 		if !ok || q.m != m {
 			return nil, session.Invalid("operation %d sends to a queue of another Session, or of another library's layout", i)
 		}
-		p, err := q.parcel(ctx, *out)
+		p, err := q.parcel(outer, *out)
 		if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", i, err)
 		}
-		x.size += p.size
+		size += p.size
 		at := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
 		if at < 0 {
-			at, x.size = len(x.sends), x.size+q.overhead()
+			at, size = len(x.sends), size+q.overhead()
 			x.sends = append(x.sends, &outbox{producer: &q.producer, op: i})
 		}
 		o := x.sends[at]
@@ -45,18 +50,13 @@ func newLoad(ctx context.Context, m *session.Manager, ops []any, limit int) (x *
 	if len(x.ops) > 0 {
 		x.ops, _, err = m.CheckOps(x.ops)
 	}
-	if x.size += m.SizeOfOps(x.ops); err == nil && x.size > limit {
-		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", x.size, x.size-limit, session.ErrTooLarge)
+	if size += m.SizeOfOps(x.ops); err == nil && size > limit {
+		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", size, size-limit, session.ErrTooLarge)
 	}
-	return x, err
-}
-
-// awaitRoom waits until there is room in all queues. The argument `home` is the path of the queue
-// whose element the transaction removes, or "". That queue needs room for one element fewer. While the
-// Session is being closed, awaitRoom looks for room, but does not wait. It also does not wait after
-// `lost` is closed, because the transaction then fails with the loss.
-func (x *load) awaitRoom(outer context.Context, lost <-chan struct{}, home string) error {
-	ctx, stop := x.m.Until(session.Finish(outer), lost)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := m.Until(session.Finish(outer), lost)
 	defer stop()
 	for _, o := range x.sends {
 		n := 0
@@ -71,12 +71,12 @@ func (x *load) awaitRoom(outer context.Context, lost <-chan struct{}, home strin
 		}
 		switch err := o.admit(ctx, n, "", false); {
 		case session.IsClosed(lost) && outer.Err() == nil:
-			return nil
+			return x, nil
 		case err != nil:
-			return fmt.Errorf("operation %d: %w", o.op, err)
+			return nil, fmt.Errorf("operation %d: %w", o.op, err)
 		}
 	}
-	return nil
+	return x, nil
 }
 
 func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
@@ -84,10 +84,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
 	}
-	x, err := newLoad(ctx, c.q.m, ops, session.MaxPacket/2)
-	if err == nil {
-		err = x.awaitRoom(ctx, c.held.Done(), c.q.dir)
-	}
+	x, err := newLoad(ctx, c.q.m, ops, session.MaxPacket/2, c.held.Done(), c.q.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -107,10 +104,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 // not a *Batch. When `lost` is closed, it no longer waits for room. It works while the Session is being
 // closed, if `commit` does.
 func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
-	x, err := newLoad(ctx, m, ops, session.MaxPacket)
-	if err == nil {
-		err = x.awaitRoom(ctx, lost, "")
-	}
+	x, err := newLoad(ctx, m, ops, session.MaxPacket, lost, "")
 	if err != nil {
 		return nil, err
 	}
