@@ -32,6 +32,7 @@ func main() {
 	debug.SetGCPercent(1000)
 	debug.SetMemoryLimit(3 << 30) // with 1 GiB, the collector takes a tenth of the time
 	runtime.GOMAXPROCS(1)
+	harness.DeepStacks()
 	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Fleet", F: fleet}}, nil, nil)
 }
 
