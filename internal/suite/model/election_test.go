@@ -177,9 +177,9 @@ func (m *lockModel) transfer(s *zsync.Session, h *modelHold, d *rand.Rand, e *zs
 	cs, err := e.Contenders(ctx)
 	if m.got("Contenders", s, ctx, began, err) && len(cs) > 0 {
 		err = e.Transfer(ctx, cs[d.IntN(len(cs))])
-		m.mu.Lock()
+		m.lockRun.mu.Lock()
 		closed := m.closed[s] // Close ends the wait for the heir, and the function that leads may still run
-		m.mu.Unlock()
+		m.lockRun.mu.Unlock()
 		if !errors.Is(err, zsync.ErrNoCandidate) && !errors.Is(err, zsync.ErrLost) && !(closed && errors.Is(err, zsync.ErrClosed)) {
 			m.told(h, "Transfer", ctx, err)
 		}
