@@ -36,7 +36,7 @@ type digest struct {
 }
 
 // DigestMD5 returns a client of DIGEST-MD5 for a user.
-func DigestMD5(user, password string) Exchanger {
+func DigestMD5(user, password string) *digest {
 	return &digest{user: user, password: password, nonce: rand.Text}
 }
 

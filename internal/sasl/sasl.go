@@ -18,29 +18,26 @@ type Mechanism interface {
 	Next(challenge []byte) ([]byte, error)
 }
 
-// An Exchanger is a mechanism that can make several exchanges at the same time. Exchange returns a
-// new Mechanism for each exchange.
-type Exchanger interface {
-	Mechanism
-	Exchange() Mechanism
-}
-
 // A Client authenticates connections with one mechanism.
 type Client struct {
-	m    Mechanism
-	turn chan struct{} // has an element while no exchange uses m; nil for an Exchanger
+	m     Mechanism
+	begin func() Mechanism // returns the mechanism of one exchange
+	turn  chan struct{}    // has an element while no exchange uses m; nil if `begin` returns a new mechanism each time
 }
 
-// NewClient returns a client that uses m. It returns nil if m is nil.
+// NewClient returns a client that uses m. It returns nil if m is nil. If m can make several exchanges
+// at the same time, its method Exchange returns a new Mechanism for each exchange.
 func NewClient(m Mechanism) *Client {
 	if m == nil {
 		return nil
 	}
 	c := &Client{m: m}
-	if _, ok := m.(Exchanger); !ok {
-		c.turn = make(chan struct{}, 1)
-		c.turn <- struct{}{}
+	if e, ok := m.(interface{ Exchange() Mechanism }); ok {
+		c.begin = e.Exchange
+		return c
 	}
+	c.begin, c.turn = func() Mechanism { return m }, make(chan struct{}, 1)
+	c.turn <- struct{}{}
 	return c
 }
 
@@ -100,10 +97,7 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 }
 
 func (c *Client) exchange(server string, send func(token []byte) ([]byte, error)) error {
-	m := c.m
-	if e, ok := m.(Exchanger); ok {
-		m = e.Exchange()
-	}
+	m := c.begin()
 	token, err := m.Start(server)
 	for range mostRounds {
 		if err != nil {

@@ -70,7 +70,7 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last    chan struct{} // has a token while `lastly` runs; `shut` puts a token in and leaves it there
+	last    chan struct{} // has a token while a handshake ends the session; `shut` waits before it closes the connection
 	largest atomic.Int64  // size, in bytes, of the largest znode in recent bundles
 
 	conns    conn.Shared               // the data that the session's connections share
@@ -240,7 +240,10 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		inc.abandon()
 		return ended
 	case ended != nil: // the whole Session is closed
-		inc.lastly(c.EndSession)
+		inc.last <- struct{}{}
+		inc.end(ErrClosed)
+		c.EndSession()
+		<-inc.last
 		return ended
 	}
 	noteGrant(&inc.Manager.granted, c.Addr, ask.Timeout, got.Timeout)
@@ -425,7 +428,8 @@ func (inc *Incarnation) seal(cause error) {
 // ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
 	inc.end(ErrClosed)     // the first cause stays
-	inc.last <- struct{}{} // `lastly` has returned, and later calls of `lastly` take the other branch
+	inc.last <- struct{}{} // a handshake that ends the session has ended it
+	<-inc.last
 	down := inc.Disconnection()
 	if left := inc.abandoned.Load(); left != nil {
 		// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
@@ -449,19 +453,6 @@ func (inc *Incarnation) shut() {
 	// server forwards the request later, that ends the same session.
 	if left := inc.abandoned.Load(); left != nil && !inc.over {
 		inc.Manager.Spawn(func() { inc.endOrphan(*left) })
-	}
-}
-
-// The method `lastly` calls f, which ends the session over a connection that was made during Close.
-// `shut` does not close that connection before f returns.
-func (inc *Incarnation) lastly(f func()) {
-	select {
-	case inc.last <- struct{}{}:
-		inc.end(ErrClosed)
-		f()
-		<-inc.last
-	default: // `shut` has called `end`
-		f()
 	}
 }
 
