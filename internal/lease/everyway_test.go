@@ -363,7 +363,6 @@ func (w *ensemble) state() string {
 	for _, ms := range [][]message{w.in, w.out, w.up, w.down} {
 		for _, m := range ms {
 			add(m.stamp.event)
-			add(m.stamp.conn)
 		}
 	}
 	for _, c := range v.carried {
@@ -399,7 +398,7 @@ func (w *ensemble) state() string {
 	for _, ms := range [][]message{w.in, w.out, w.up, w.down} {
 		b = append(b, '|')
 		for _, m := range ms {
-			num(int(m.kind), rank(m.stamp.event), rank(m.stamp.conn))
+			num(int(m.kind), rank(m.stamp.event))
 			yes(m.named)
 			if m.kind <= write {
 				num(ago(m.stamp.At))

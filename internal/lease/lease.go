@@ -50,7 +50,6 @@ type Lease struct {
 type Stamp struct {
 	At    time.Time
 	event int64
-	conn  int64
 }
 
 // The type `contact` is a packet that was answered.
@@ -166,7 +165,7 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	v.conn = v.events
 	v.handshake, v.pending, v.seen, v.carried = nil, false, nil, nil
 	if !isNew {
-		v.handshake = &Stamp{asked, v.events, v.conn}
+		v.handshake = &Stamp{asked, v.events}
 	}
 }
 
@@ -180,7 +179,7 @@ func (v *Lease) Wrote() bool { return v.handshake == nil }
 // Sending returns the stamp of a request that is about to be sent.
 func (v *Lease) Sending(now time.Time) Stamp {
 	v.events++
-	return Stamp{now, v.events, v.conn}
+	return Stamp{now, v.events}
 }
 
 // Answered records the reply to request s, which gives proof p. It reports whether the reply confirms
@@ -188,7 +187,7 @@ func (v *Lease) Sending(now time.Time) Stamp {
 // through two steps.
 func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 	v.heard(s.At)
-	if s.conn != v.conn || p == Nothing {
+	if s.event <= v.conn || p == Nothing {
 		return false
 	}
 	before := v.Sure

@@ -600,7 +600,7 @@ func TestEveryClauseOfTheRuleIsNeeded(t *testing.T) {
 		}},
 		"a write behind a handshake that continues the session": {connected: func(v *Lease, asked time.Time) { v.confirm(asked) }},
 		"a write, where the session may be ending": {answer: func(v *Lease, s Stamp, p Proof, now time.Time) {
-			if p == Leader && s.conn == v.conn {
+			if p == Leader && s.event > v.conn {
 				secondLeg(v, s)
 			}
 			v.Answered(s, p, now)
