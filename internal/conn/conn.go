@@ -181,7 +181,6 @@ type Request interface {
 	Fail(err error)
 }
 
-// sentInfo describes a request that has no reply yet.
 type sentInfo struct {
 	at    lease.Stamp
 	op    int32
@@ -333,7 +332,6 @@ const lastWords = 20 * time.Millisecond
 // keptBuffer is the size of the largest buffer that is reused for later packets.
 const keptBuffer = 64 << 10
 
-// The method `write` writes packets until the connection is closed.
 func (c *Conn) write() {
 	ticker := time.NewTicker(lease.PingEvery(c.timeout))
 	defer ticker.Stop()
@@ -384,7 +382,6 @@ func (c *Conn) writeOut(p []byte) {
 // at most 32 session timeouts. A stride proves nothing about the session.
 const stride = 16 << 10
 
-// strideOf returns the size of a stride for a packet of n bytes.
 func strideOf(n int) int { return max(stride, n/64) }
 
 // writeAll writes `p`. It calls the function `moved` after each stride except the last.
@@ -615,7 +612,6 @@ func (c *Conn) expects(xid int32) bool {
 	return len(c.order) > 0 && c.order[0] == xid
 }
 
-// The method `event` passes an event to Watches.
 func (c *Conn) event(body []byte) error {
 	s := wire.Scanner{Rest: body}
 	t := zk.EventType(s.Int32())

@@ -101,7 +101,6 @@ func NewWatches() *Watches {
 	}
 }
 
-// enterLocked returns the watch of `key`, which it makes if there is none.
 func (h *Watches) enterLocked(key WatchKey) *Watch {
 	w := h.watches[key]
 	if w == nil {
@@ -154,7 +153,6 @@ func (h *Watches) untellLocked(w *Watch, owner any) {
 	}
 }
 
-// LeaveUntold calls `Untell` and `Leave`.
 func (h *Watches) LeaveUntold(w *Watch, owner any) {
 	h.Untell(w, owner)
 	h.Leave(w)

@@ -109,7 +109,6 @@ func multiCall(ops []any) call[[]zk.MultiResponse] {
 	}
 }
 
-// bundleCall reads many znodes: see parseBundle.
 func bundleCall(paths []string) call[[]Node] {
 	return call[[]Node]{
 		op:   wire.OpMultiRead,

@@ -59,3 +59,11 @@ const (
 	StateExpired                     // the session ended; StateConnecting follows
 	StateClosed                      // the end
 )
+
+// A phase is the time for which a session has one state. Each phase leads to the next, so any number of
+// readers follow the phases, each at its own pace.
+type phase struct {
+	state ConnState
+	over  chan struct{} // closed when `next` is set
+	next  *phase
+}

@@ -25,7 +25,6 @@ func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
 	})
 }
 
-// sayFarewell runs the farewell for Close.
 func (m *Manager) sayFarewell() {
 	close(m.farewell)
 	inc := m.newest()

@@ -4,14 +4,6 @@ package session
 
 import "context"
 
-// A phase is the time for which a session has one state. Each phase leads to the next, so any number of
-// readers follow the phases, each at its own pace.
-type phase struct {
-	state ConnState
-	over  chan struct{} // closed when `next` is set
-	next  *phase
-}
-
 // States returns a channel that receives every change of state from now on. The channel is closed when
 // ctx ends, or after StateClosed. A slow reader never blocks the session: a goroutine sends the
 // states, and Close does not wait for that goroutine.

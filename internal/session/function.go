@@ -103,7 +103,6 @@ func (m *Manager) waive() {
 	m.fewerLocked() // another Close may be waiting for these functions
 }
 
-// functionsLocked returns the number of functions that Close waits for.
 func (m *Manager) functionsLocked() (n int) {
 	for _, its := range m.running {
 		if its != 0 {
@@ -113,7 +112,6 @@ func (m *Manager) functionsLocked() (n int) {
 	return n
 }
 
-// The function `goroutine` returns the number of the calling goroutine.
 func goroutine() uint64 {
 	var buf [64]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

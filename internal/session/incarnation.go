@@ -271,14 +271,12 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	return nil
 }
 
-// The method `sending` returns the stamp of requests that are about to be written together.
 func (inc *Incarnation) sending() lease.Stamp {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	return inc.Lease.Sending(time.Now())
 }
 
-// The method `moved` is called when a part of a long packet was sent or read.
 func (inc *Incarnation) moved(now time.Time) {
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -543,7 +541,6 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	return nil
 }
 
-// newestConn returns the connection that was made last.
 func (inc *Incarnation) newestConn() *conn.Conn { return inc.conn.Load() }
 
 // TraceLine returns a record of the trace about a hold through inc. The argument `hold` is the name

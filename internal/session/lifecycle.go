@@ -87,9 +87,9 @@ func (m *Manager) Connect(ctx context.Context) error {
 //  6. The servers are asked to end the session.
 func (m *Manager) Close() {
 	m.leave(ErrClosed)
-	m.leaving.End(ErrClosed)
+	first := m.leaving.End(ErrClosed)
 	m.waive()
-	if m.closes.Swap(true) {
+	if !first {
 		<-m.ended // another call closes m
 		return
 	}

@@ -37,7 +37,6 @@ type Manager struct {
 	granted      shared.Cache[time.Duration] // by server: the longest session timeout that it is known to grant
 	noBundles    atomic.Bool                 // the servers do not know multiRead
 	noContainers atomic.Bool                 // the servers do not know containers
-	closes       atomic.Bool                 // Close was called
 
 	mu          sync.Mutex
 	cur         *Incarnation     // the newest incarnation; guarded by mu
@@ -323,7 +322,6 @@ func (m *Manager) dialed(addr string, err error) {
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-// The method `unfit` is called when the server at addr has failed.
 func (m *Manager) unfit(addr string, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -333,7 +331,6 @@ func (m *Manager) unfit(addr string, why error) {
 	m.tried[addr], m.lately = why, why
 }
 
-// The method `fit` is called when a server has executed a request.
 func (m *Manager) fit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -366,11 +363,12 @@ func (m *Manager) sayOutage(began time.Time) {
 	}
 	inc := m.cur
 	m.mu.Unlock()
-	args := []any{"since", began}
+	err := strings.Join(why, "; ")
 	if holds := m.Holds.Load(); holds > 0 && inc != nil && inc.left() > 0 {
-		args = append(args, "holds", holds, "until", time.Now().Add(inc.left()).Round(time.Millisecond))
+		m.Log.Warn(TextOutage, "since", began, "holds", holds, "until", time.Now().Add(inc.left()).Round(time.Millisecond), "err", err)
+	} else {
+		m.Log.Warn(TextOutage, "since", began, "err", err)
 	}
-	m.Log.Warn(TextOutage, append(args, "err", strings.Join(why, "; "))...)
 }
 
 // sayConnected logs the end of an outage that was logged.

@@ -91,7 +91,6 @@ func (inc *Incarnation) pick() (addr string) {
 	return addr
 }
 
-// longestDelay is the longest pause before the next attempt.
 func (inc *Incarnation) longestDelay() time.Duration {
 	if inc.ID.Load() == 0 {
 		return math.MaxInt64
@@ -105,7 +104,6 @@ func (inc *Incarnation) longestDelay() time.Duration {
 	return min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
 }
 
-// mayUse reports whether a server may continue the session now.
 func (inc *Incarnation) mayUse(addr string) bool {
 	return !inc.trail.bars(addr, time.Duration(inc.Timeout.Load()))
 }

@@ -47,7 +47,6 @@ func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T]
 	return p, nil
 }
 
-// openConn waits for a connection.
 func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)

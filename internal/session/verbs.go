@@ -78,7 +78,6 @@ func (inc *Incarnation) Names(ctx context.Context, path string) ([]string, error
 	return orNone(inc.Children(ctx, path))
 }
 
-// orNone returns the names of a listing, or no name if the listed znode does not exist.
 func orNone(names []string, _ *zk.Stat, err error) ([]string, error) {
 	if IsNoNode(err) {
 		return nil, nil
@@ -112,7 +111,6 @@ func (inc *Incarnation) MultiOpen(ctx context.Context, ops []any) (rs []zk.Multi
 	return rs, open, err
 }
 
-// The method `counted` returns a create that records its znode, if the znode is ephemeral.
 func (inc *Incarnation) counted(create call[string], flags int32) call[string] {
 	take := create.take
 	create.take = func(s *wire.Scanner) string {
@@ -125,7 +123,6 @@ func (inc *Incarnation) counted(create call[string], flags int32) call[string] {
 	return create
 }
 
-// countedMulti returns a transaction that records the ephemeral znodes that it creates and deletes.
 func (inc *Incarnation) countedMulti(ops []any) call[[]zk.MultiResponse] {
 	multi := multiCall(ops)
 	judge := multi.judge

@@ -18,7 +18,6 @@ import (
 // session's own ACL does not. Otherwise, another client could create the parent first, and then delete
 // the holds in it.
 
-// The method `protects` reports whether the session has its own ACL.
 func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
 
 // Vet refuses a Dir if other clients may change its children. It reads the ACL once in a session.
@@ -126,7 +125,6 @@ func sameUser(own, shown string) bool {
 	return own == shown || ok && shown == user+":x"
 }
 
-// digestID returns the servers' id for "user:password".
 func digestID(userPassword string) string {
 	user, _, _ := strings.Cut(userPassword, ":")
 	sum := sha1.Sum([]byte(userPassword))
