@@ -7,6 +7,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/lock"
+	"github.com/zsync/zsync/internal/tally"
 )
 
 // What tests from outside have to see of the inside.
@@ -35,7 +36,14 @@ func SwapBlindly[T any](ctx context.Context, v *Value[T], old Version, data []by
 }
 
 // KeptTallies returns how many tallies s keeps.
-func KeptTallies(s *Session) int { return s.tallies.Kept() }
+func KeptTallies(s *Session) (n int) {
+	for key := range s.m.Attached.Range {
+		if t, ok := key.(*tally.Tally); ok && t != nil {
+			n++
+		}
+	}
+	return n
+}
 
 // SetSkew sets how much the clock of c is ahead.
 func SetSkew(c *Schedule, skew time.Duration) { c.skew.Store(int64(skew)) }

@@ -8,12 +8,11 @@ import (
 	"weak"
 )
 
-// A WeakMap finds the shared value of a key. When a value has no user left, the map drops the value, unless Keep was
-// called for it. The zero value is ready for use.
+// A WeakMap finds the shared value of a key. When a value has no user left, the map drops the value. The zero value is
+// ready for use.
 type WeakMap[K comparable, V any] struct {
-	mu   sync.Mutex
-	in   map[K]weak.Pointer[V] // guarded by mu
-	kept map[K]*V              // kept even while unused; guarded by mu
+	mu sync.Mutex
+	in map[K]weak.Pointer[V] // guarded by mu
 }
 
 // Of returns the value that all users of `key` share. If there is no value yet, v becomes the value.
@@ -43,28 +42,6 @@ func (s *WeakMap[K, V]) drop(key K) {
 	if s.in[key].Value() == nil { // no new value was stored since then
 		delete(s.in, key)
 	}
-}
-
-// Keep is called with v, the shared value of `key`. If `hold` is true, the map keeps v even while v has no user, until
-// a call with a `hold` of false.
-func (s *WeakMap[K, V]) Keep(key K, v *V, hold bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !hold {
-		delete(s.kept, key)
-		return
-	}
-	if s.kept == nil {
-		s.kept = make(map[K]*V)
-	}
-	s.kept[key] = v
-}
-
-// Kept returns the number of kept values.
-func (s *WeakMap[K, V]) Kept() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.kept)
 }
 
 // Attached returns the T in m. If m has none, Attached stores the result of `first`. So m has at most

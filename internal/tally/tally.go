@@ -32,7 +32,7 @@ func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep
 	if keep {
 		key = "keep " + dir
 	}
-	return all.Of(key, &Tally{m: m, all: all, dir: dir, keep: keep, era: 1})
+	return all.Of(key, &Tally{m: m, dir: dir, keep: keep, era: 1})
 }
 
 // A Tally is the counter of one path as one Session sees it. All WaitGroups of that
@@ -53,9 +53,8 @@ func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep
 //  6. If the queue has new changes, the goroutine continues with step 2.
 type Tally struct {
 	m    *session.Manager
-	all  *shared.WeakMap[string, Tally] // the tallies of the Session
-	dir  string                         // the full path on the server
-	keep bool                           // tasks outlive their session
+	dir  string // the full path on the server
+	keep bool   // tasks outlive their session
 
 	mu    sync.Mutex
 	queue []*change            // changes that wait for the goroutine; guarded by mu
@@ -289,8 +288,12 @@ func (t *Tally) forfeitLocked() {
 // rememberLocked keeps the tally in memory while this process has open or lost tasks: the WaitGroup
 // can be freed before the program calls Done for them, and this Done must not end another task.
 func (t *Tally) rememberLocked() {
-	if !t.keep {
-		t.all.Keep(t.dir, t, t.own.count+t.lost > 0)
+	switch {
+	case t.keep:
+	case t.own.count+t.lost > 0:
+		t.m.Attached.Store(t, nil) // with this reference, t is not freed
+	default:
+		t.m.Attached.Delete(t)
 	}
 }
 
