@@ -127,7 +127,7 @@ func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lo
 	if err == nil { // e has read the wishes that name it when its turn came, and they are fulfilled now
 		e.mu.Lock()
 		for _, name := range e.wishes {
-			dropWish(g.Claim.Incarnation, session.ChildPath(e.local.Line.Dir, name))
+			dropWish(g.Claim.Incarnation, session.ChildPath(e.local.Line.Dir, name), "")
 		}
 		e.wishes = nil
 		e.mu.Unlock()

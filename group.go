@@ -192,11 +192,16 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, 
 			m.observe(session.EventLeft, nil)
 			m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
 			<-m.writing
-			return inc.RemoveOwn(m.path), err
+			return m.remove(inc), err
 		}
 		m.observe(session.EventLeft, inc.Deleted())
 		// Another client has deleted the znode: create it again.
 	}
+}
+
+// The method `remove` deletes m's znode in the background.
+func (m *Membership[T]) remove(inc *session.Incarnation) *session.Deletion {
+	return inc.Delete(&session.Deletion{Paths: []string{m.path}, By: func() error { return inc.RemoveOwn(m.path, "") }})
 }
 
 func (m *Membership[T]) observe(kind session.ReportKind, err error) {
@@ -232,7 +237,7 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		case errors.Is(err, session.ErrEnded):
 			return nil, err
 		case err != nil:
-			return inc.RemoveOwn(m.path), err
+			return m.remove(inc), err
 		}
 		if !session.IsClosed(m.joined) {
 			close(m.joined)

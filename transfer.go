@@ -60,7 +60,7 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		end()
 	}
 	if err := e.resign(resigning, g); err != nil {
-		dropWish(inc, wish)
+		dropWish(inc, wish, "")
 		return err
 	}
 	if !within {
@@ -69,21 +69,41 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 			err = inc.Loss() // the wish has ended with its session
 		}
 		if err != nil {
-			dropWish(inc, wish) // this call fails, so the heir must not be preferred
+			dropWish(inc, wish, "") // this call fails, so the heir must not be preferred
 			return err
 		}
 	}
-	// In the background, keep the wish until the heir's znode is deleted. The heir may read the line
-	// much later than it is the first, and without the wish, it would let a candidate with a higher
-	// priority lead first. An heir that is a zsync program deletes the wish itself when it leads. The
-	// wish also ends with its session, so Close waits for a while for the heir to lead.
-	inc.RemoveBehind(wish, session.ChildPath(e.local.Line.Dir, heir.Name))
+	// In the background, keep the wish until the heir's znode is deleted. Do not delete it as soon as
+	// the heir is the first in the line: the heir may read the line much later, and without the wish,
+	// it would let a candidate with a higher priority lead first. An heir that is a zsync program
+	// deletes the wish itself when it leads. The wish also ends with its session, so Close waits for a
+	// while for the heir to lead.
+	leaving, stay := inc.Manager.BeforeClose()
+	d := dropWish(inc, wish, session.ChildPath(e.local.Line.Dir, heir.Name))
+	inc.Manager.Spawn(func() {
+		defer stay()
+		// If several cases are ready, any choice is right: the wish is deleted, or this process cannot help.
+		select {
+		case <-d.Done:
+		case <-inc.Ctx.Done():
+		case <-leaving:
+			inc.AwaitGone(inc.Ctx, wish)
+		}
+	})
 	return nil
 }
 
-// dropWish deletes a wish in the background. Until the deletion, the wish blocks no candidate.
-func dropWish(inc *session.Incarnation, path string) {
-	inc.Delete(&session.Deletion{Paths: []string{path}, MayStay: true, By: func() error { return inc.RemoveNow(inc.Ctx, path) }})
+// dropWish deletes a wish in the background, as soon as the znode at `heir` is deleted. Until the
+// deletion, the wish blocks no candidate. If `heir` is empty, dropWish waits for no znode.
+func dropWish(inc *session.Incarnation, wish, heir string) *session.Deletion {
+	return inc.Delete(&session.Deletion{Paths: []string{wish}, MayStay: true, By: func() error {
+		if heir != "" {
+			if err := inc.AwaitGone(inc.Ctx, heir); err != nil {
+				return err
+			}
+		}
+		return inc.RemoveNow(inc.Ctx, wish)
+	}})
 }
 
 // awaitHeir waits until heir is the first in the line.

@@ -388,7 +388,7 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 		// party must become the keeper of that round.
 		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may
 		// belong to another party.
-		err := inc.RemoveIfData(ctx, b.keeperPath(p), p.Child.Name)
+		err := inc.RemoveOwn(b.keeperPath(p), p.Child.Name)
 		if session.IsNoNode(err) {
 			err = nil
 		}

@@ -43,10 +43,11 @@ type Creation struct {
 	Lists   [][]string // the results of `Also`; a znode that does not exist has no children
 	Undo    *Deletion  // after an error: the Deletion of the znodes that may have been created, or nil
 
-	made  *pending[string] // the last request that was sent; its value is Path or, if a check of `Holds` has failed, the path of that check
-	roll  *Roll            // `roll`, `read` and `lists` are the reads that were sent after `made`
-	read  *pending[Node]
-	lists []*pending[listing]
+	made   *pending[string] // the last request that was sent; its value is Path or, if a check of `Holds` has failed, the path of that check
+	roll   *Roll            // was sent after `made`; nil if it must be sent again
+	behind []conn.Request   // the other reads that were sent after `made`; nil if they must be sent again
+	read   *pending[Node]
+	lists  []*pending[listing]
 }
 
 // CreateEphemeral creates the znodes of c, and c.Dir if it is missing. All requests are sent
@@ -120,7 +121,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 				open = false // the znode was not created, and will not be
 				return err
 			}
-			c.Path, c.roll, c.read, c.lists = found, nil, nil, nil // the reads may be older than the znode
+			c.Path, c.roll, c.behind = found, nil, nil // the reads may be older than the znode
 		case IsNodeExists(err) && open:
 			if c.Shared {
 				stat, e := inc.Exists(ctx, c.Paths[0])
@@ -283,13 +284,10 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	for _, d := range missing {
 		add(b, inc.dirCall(d, c.Dir))
 	}
-	c.made, c.roll, c.lists = add(b, request), nil, nil
-	if c.Read {
-		c.read = add(b, getCall(c.Dir.Path))
-	}
-	for _, dir := range c.Also {
-		c.lists = append(c.lists, add(b, childrenCall(dir)))
-	}
+	c.made, c.roll = add(b, request), nil
+	sent := len(b.requests)
+	c.addReads(b)
+	c.behind = b.requests[sent:]
 	if c.List {
 		c.roll = inc.roll(c.Dir.Path, b.requests...)
 	} else {
@@ -298,10 +296,16 @@ func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request c
 	return nil
 }
 
-// readBehind waits for the reads of c, and repeats a read that was not answered. The error is NoNode if
-// the listing of Dir shows that Dir was deleted since. No read may be older than the read before it, and
-// a server that is overloaded refuses one request and answers the next. So if readBehind repeats a
-// listing of `Also`, it repeats all later ones, too.
+// addReads adds the reads of c to b, except that of `List`.
+func (c *Creation) addReads(b *batch) {
+	if c.Read {
+		c.read = add(b, getCall(c.Dir.Path))
+	}
+	c.lists = addEach(b, c.Also, childrenCall)
+}
+
+// readBehind waits for the reads of c. If one was not answered, readBehind repeats all. The error is
+// NoNode if the listing of Dir shows that Dir was deleted since.
 func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
 	if c.List {
 		if c.roll != nil {
@@ -312,42 +316,25 @@ func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error)
 		}
 		// If the reply was lost, or the connection was replaced between the two requests, list again.
 		if c.Roll = c.roll; c.roll == nil || err != nil || !c.roll.Has(BaseName(c.Path)) {
-			if c.Roll, err = inc.Roll(ctx, c.Dir.Path); err != nil {
-				return err
-			}
+			c.Roll, err = inc.Roll(ctx, c.Dir.Path)
+		}
+		return err
+	}
+	if c.behind == nil || (&batch{requests: c.behind}).wait(ctx, inc) != nil {
+		if err := inc.retryAll(ctx, c.addReads); err != nil {
+			return err
 		}
 	}
 	if c.Read {
-		c.Node, c.ReadErr = replyOr(ctx, inc, c.read, getCall(c.Dir.Path))
+		c.Node, c.ReadErr = c.read.val, c.read.err
 	}
-	sent := c.lists
-	for i, dir := range c.Also {
-		var l listing
-		if sent != nil {
-			if l, err = sent[i].Wait(ctx, inc); OutcomeOf(err) != Answered {
-				sent = nil
-			}
+	for _, l := range c.lists {
+		if l.err != nil && !IsNoNode(l.err) {
+			return l.err
 		}
-		if sent == nil {
-			l, err = retry(ctx, inc, childrenCall(dir))
-		}
-		if err != nil && !IsNoNode(err) {
-			return err
-		}
-		c.Lists = append(c.Lists, l.names)
+		c.Lists = append(c.Lists, l.val.names)
 	}
 	return nil
-}
-
-// replyOr returns the reply to `sent`, a read that was sent before. If that read gets no reply, or
-// `sent` is nil, replyOr makes the read itself.
-func replyOr[T any](ctx context.Context, inc *Incarnation, sent *pending[T], read call[T]) (T, error) {
-	if sent != nil {
-		if v, err := sent.Wait(ctx, inc); OutcomeOf(err) == Answered {
-			return v, err
-		}
-	}
-	return retry(ctx, inc, read)
 }
 
 // The method `undo` deletes, in the background, the znodes that c may have created. It begins when
@@ -361,7 +348,7 @@ func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 	case c.GUID != "":
 		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
-		d.By = func() error { return inc.removeOwn(d.Paths[0]) }
+		d.By = func() error { return inc.RemoveOwn(d.Paths[0], "") }
 	}
 	made.then(func(err error) {
 		switch {
@@ -370,17 +357,17 @@ func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 		case d.guid != "" && OutcomeOf(err) != Unknown:
 			d.over(nil) // nothing was created, and nothing will be
 		default:
-			d.queue.wait(d)
+			d.again(0)
 		}
 	})
 	return d
 }
 
 // Find looks for the child of dir whose name begins with guid, and returns its path or "". The result
-// is certain, and concurrent calls share their requests: see deletions.search.
+// is certain, and concurrent calls share their requests: see `search`.
 func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
 	d := inc.deletion(&Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid, keep: true, MayStay: true})
-	d.queue.wait(d)
+	d.attempt()
 	if err := d.Outcome(ctx); err != nil && !IsNoNode(err) {
 		return "", err
 	}

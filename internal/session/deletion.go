@@ -1,11 +1,15 @@
 package session
 
-// This file deletes znodes. deletions.go has the queue of background deletions.
+// This file deletes znodes. deletions.go repeats the attempts.
 
 import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // A Deletion makes attempts to delete znodes in the background, until they are deleted or the
@@ -18,7 +22,10 @@ import (
 //
 // Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each
 // znode gets a Deletion of its own: see `split`. The unexported fields belong to the goroutine that
-// handles the Deletion: the sender of the attempt, then the reader of the reply, then the method `run`.
+// handles the Deletion.
+//
+// The caller sends the first attempt, and the reading goroutine ends the Deletion with the reply. So
+// while servers answer, a Deletion costs no goroutine.
 type Deletion struct {
 	Paths   []string     // with unique names
 	By      func() error // if not nil: deletes the znodes, and repeats a request without a reply; called again after a refusal
@@ -29,14 +36,11 @@ type Deletion struct {
 	Err     error         // nil, NoNode if the znode did not exist, ErrEnded, or for a Deletion with MayStay the last refusal
 	Refused Ending        // ends at the servers' first refusal, which is its cause
 
-	queue   *deletions
-	guid    string    // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
-	keep    bool      // d only looks for the znode of guid: see Find
-	refusal error     // by which the last attempt has failed, if `run` has not told it yet
-	mayBe   bool      // an unanswered attempt may have been applied
-	tries   int       // attempts that have failed
-	due     time.Time // the time of the next attempt
-	limit   time.Time // the time at which the client abandons the session; zero: never
+	inc   *Incarnation
+	guid  string // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
+	keep  bool   // d only looks for the znode of guid: see Find
+	mayBe bool   // an unanswered attempt may have been applied
+	tries int    // attempts that have failed
 }
 
 // Delete begins d.
@@ -45,15 +49,90 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	if groups := bundlesOf(d.Paths, len(d.Paths)); d.By == nil && len(groups) > 1 {
 		d.split(groups)
 	} else {
-		d.queue.attempt([]*Deletion{d})
+		d.attempt()
 	}
 	return d
 }
 
 // The method `deletion` prepares d, but does not begin it.
 func (inc *Incarnation) deletion(d *Deletion) *Deletion {
-	d.queue, d.Done = inc.deletions(), make(chan struct{})
+	d.inc, d.Done = inc, make(chan struct{})
 	return d
+}
+
+// The method `attempt` makes an attempt at d.
+func (d *Deletion) attempt() {
+	switch {
+	case d.guid != "":
+		_, lost := d.inc.crowds()
+		lost.join(d, search)
+	case d.By != nil:
+		d.inc.Manager.Spawn(func() { d.attempted(d.By()) })
+	default:
+		d.inc.newestConn().Send(d.request()) // the connection may just have ended
+	}
+}
+
+// The method `request` returns a request that deletes the znodes of d.
+func (d *Deletion) request() *pending[struct{}] {
+	c := deletion(d.Paths[0], -1)
+	if len(d.Paths) > 1 {
+		var ops []any
+		for _, path := range d.Paths {
+			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+		}
+		multi := multiCall(ops)
+		c = call[struct{}]{op: multi.op, body: multi.body, judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
+			_, code, err = multi.judge(s)
+			return none, code, err
+		}}
+	}
+	c.moot = true
+	return &pending[struct{}]{call: c, heir: d.attempted}
+}
+
+// The method `attempted` is called when an attempt is over, perhaps by the reading goroutine: it must
+// not block.
+func (d *Deletion) attempted(err error) {
+	inc, outcome := d.inc, OutcomeOf(err)
+	d.mayBe = d.mayBe || outcome == Unknown
+	switch {
+	case err == nil, IsNoNode(err) && d.mayBe && len(d.Paths) == 1:
+		d.over(nil)
+	case len(d.Paths) > 1 && outcome != unsent:
+		d.split(bundlesOf(d.Paths, 1))
+	case IsNoNode(err):
+		d.over(err)
+	case inc.Ctx.Err() != nil:
+		d.over(ErrEnded)
+	case d.By != nil && outcome != Answered, d.By == nil && outcome == Answered && d.MayStay:
+		d.over(err)
+	case outcome == Answered:
+		inc.Manager.Spawn(func() { d.refused(err) })
+	default:
+		d.tries++
+		d.again(inc.Manager.Config.Retry.Delay(d.tries - 1))
+	}
+}
+
+// The method `refused` is called when the servers have refused an attempt.
+func (d *Deletion) refused(err error) {
+	inc, m := d.inc, d.inc.Manager
+	if d.Refused.End(err) {
+		m.Log.Error("zsync: cannot delete; the Session keeps trying", "path", d.Paths[0], "err", err)
+		if !d.MayStay {
+			time.AfterFunc(time.Duration(inc.Timeout.Load()), func() {
+				if !IsClosed(d.Done) && inc.Ctx.Err() == nil {
+					m.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", d.Paths[0])
+					inc.giveUp()
+				}
+			})
+		}
+	}
+	d.tries++
+	pace := m.Config.Retry
+	pace.Jitter = 0 // deletions that were refused together are repeated together
+	d.again(pace.Delay(d.tries))
 }
 
 // The method `split` replaces the attempts at d by parts: Deletions that each delete a group of the
@@ -63,7 +142,7 @@ func (d *Deletion) split(groups [][]string) {
 	var worst error
 	left := len(groups)
 	for _, paths := range groups {
-		part := d.queue.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, mayBe: d.mayBe})
+		part := d.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, mayBe: d.mayBe})
 		part.Refused.AfterFunc(func(err error) { d.Refused.End(err) })
 		part.Then = func() {
 			mu.Lock()
@@ -75,8 +154,19 @@ func (d *Deletion) split(groups [][]string) {
 				d.over(worst)
 			}
 		}
-		d.queue.wait(part)
+		part.again(0)
 	}
+}
+
+// The method `over` ends d.
+func (d *Deletion) over(err error) {
+	if d.Err = err; !d.keep && (err == nil || IsNoNode(err)) {
+		d.inc.ephemerals.gone(d.Paths...)
+	}
+	if d.Then != nil {
+		d.Then()
+	}
+	close(d.Done)
 }
 
 // Remove deletes ephemeral znodes with unique names in the background.
@@ -102,30 +192,6 @@ func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
 	return inc.Delete(&Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
 }
 
-// RemoveBehind waits, in the background, until the znode at `other` is deleted. Then it deletes the
-// ephemeral znode at path. Close waits, but not long, until the znode at path is deleted, even by
-// another client.
-func (inc *Incarnation) RemoveBehind(path, other string) {
-	leaving, stay := inc.Manager.BeforeClose()
-	d := inc.Delete(&Deletion{Paths: []string{path}, MayStay: true, By: func() error {
-		if err := inc.AwaitGone(inc.Ctx, other); err != nil {
-			return err
-		}
-		return inc.RemoveNow(inc.Ctx, path)
-	}})
-	inc.Manager.Spawn(func() {
-		defer stay()
-		// If several cases are ready, any choice is right: the znode at path is deleted, or this
-		// process cannot help.
-		select {
-		case <-d.Done:
-		case <-inc.Ctx.Done():
-		case <-leaving:
-			inc.AwaitGone(inc.Ctx, path)
-		}
-	})
-}
-
 // Outcome waits until d is over or refused. It returns the error of d, or the refusal. If ctx or
 // the session ends first, it returns the error of that end. d may be nil.
 func (d *Deletion) Outcome(ctx context.Context) (err error) {
@@ -137,7 +203,7 @@ func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	case <-d.Done:
 	case <-d.Refused.Done():
 		err = d.Refused.Cause()
-	case <-d.queue.inc.Ctx.Done():
+	case <-d.inc.Ctx.Done():
 		err = ErrEnded
 	case <-ctx.Done():
 		err = CtxErr(ctx)
@@ -150,7 +216,7 @@ func (d *Deletion) Outcome(ctx context.Context) (err error) {
 
 // Await waits for the end of d, but no longer than `limit`, and not while there is no connection.
 func (d *Deletion) Await(limit time.Duration) {
-	d.queue.inc.AwaitConnected(d.Done, limit)
+	d.inc.AwaitConnected(d.Done, limit)
 }
 
 // Result waits for d, the deletion of a hold's znodes, and returns nil or an ErrLost. It does not
@@ -159,7 +225,7 @@ func (d *Deletion) Await(limit time.Duration) {
 func (d *Deletion) Result() error {
 	d.Await(ReleaseTime)
 	// Several cases may be true. A known result comes before a possible loss.
-	switch inc := d.queue.inc; {
+	switch inc := d.inc; {
 	case IsClosed(d.Done) && d.Err == nil:
 		return nil // deleted by us, so it was ours until then, even if the session has ended since
 	case IsClosed(d.Done) && IsNoNode(d.Err):

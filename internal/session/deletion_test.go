@@ -19,7 +19,7 @@ func TestADeletionWhoseOutcomeIsKnownIsToldThoughTheConnectionIsGone(t *testing.
 		srv.Stop()
 		synctest.Wait()
 		for range 100 {
-			r := &Deletion{queue: inc.deletions(), Done: make(chan struct{}), Err: zk.ErrNoNode}
+			r := &Deletion{inc: inc, Done: make(chan struct{}), Err: zk.ErrNoNode}
 			close(r.Done)
 			if err := r.Result(); !errors.Is(err, ErrLost) {
 				t.Fatalf("a znode that somebody else has deleted: %v", err)
@@ -41,7 +41,7 @@ func TestAnAnswerToADeletionIsToldThoughTheConnectionDropsRightBehindIt(t *testi
 		for range 100 {
 			for code, want := range map[int32]error{0: nil, wire.CodeNoNode: ErrLost} {
 				over := 0
-				r := &Deletion{queue: inc.deletions(), Paths: []string{"/m"}, Then: func() { over++ }, Done: make(chan struct{})}
+				r := &Deletion{inc: inc, Paths: []string{"/m"}, Then: func() { over++ }, Done: make(chan struct{})}
 				request := r.request()
 				request.Reply(code, nil)
 				request.Finish()

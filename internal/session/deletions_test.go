@@ -58,7 +58,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 			}
 		}
 		synctest.Wait()
-		if q := inc.deletions(); q.running {
+		if repeated, _ := inc.crowds(); repeated.working {
 			t.Error("the queue runs though nothing waits")
 		}
 	})
@@ -152,8 +152,8 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 // there since is not deleted by the repetition.
 func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) {
 	ways := map[string]func(t *testing.T, inc *Incarnation) error{
-		"own":     func(t *testing.T, inc *Incarnation) error { r := inc.RemoveOwn("/a"); <-r.Done; return r.Err },
-		"by data": func(t *testing.T, inc *Incarnation) error { return inc.RemoveIfData(t.Context(), "/a", "mine") },
+		"own":     func(t *testing.T, inc *Incarnation) error { return inc.RemoveOwn("/a", "") },
+		"by data": func(t *testing.T, inc *Incarnation) error { return inc.RemoveOwn("/a", "mine") },
 	}
 	for name, remove := range ways {
 		t.Run(name, func(t *testing.T) {

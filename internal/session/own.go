@@ -16,22 +16,22 @@ import (
 // created its own znode there since. Like [OwnWatch], it reads the children again after an event. So at
 // the end of a session, the error is ErrEnded.
 func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: path})
+	fired := false
+	return inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchChildren, Path: path}, 0, func(*conn.Watch) (gone bool, err error) {
+		if fired {
+			inc.own.Delete(path)
+		}
+		fired = true
 		_, stat, err := inc.Children(ctx, path)
-		ours := err == nil && stat.EphemeralOwner == inc.ID.Load()
-		if ours {
-			err = inc.AwaitFired(ctx, w)
+		if err == nil && stat.EphemeralOwner != inc.ID.Load() {
+			err = zk.ErrNoNode
 		}
-		inc.Watches.Leave(w)
-		if err != nil && !IsNoNode(err) {
-			return err
+		if IsNoNode(err) {
+			inc.own.Delete(path)
+			return true, nil
 		}
-		inc.own.Delete(path)
-		if !ours {
-			return nil
-		}
-	}
+		return false, err
+	})
 }
 
 // SetOwn writes the data of the znode of a shared [Creation]. If that znode is deleted, the error is
@@ -44,15 +44,25 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 	return err
 }
 
-// RemoveOwn deletes the znode of a shared [Creation] in the background.
-func (inc *Incarnation) RemoveOwn(path string) *Deletion {
-	return inc.Delete(&Deletion{Paths: []string{path}, By: func() error { return inc.removeOwn(path) }})
-}
-
-// removeOwn deletes the znode at path if it is this session's.
-func (inc *Incarnation) removeOwn(path string) error {
-	// Only the end of the session ends the attempts.
-	_, _, err := whileOurs(inc.Ctx, inc, path, inc.lookAtOwn, func(version int32) call[struct{}] { return deletion(path, version) })
+// RemoveOwn deletes the znode of a shared [Creation]. If `data` is not empty, it deletes the znode that
+// this session has created at path and that contains `data`; the caller guarantees that no other znode
+// at path ever contains the same data. The error is NoNode if there is no such znode. Only the end of
+// the session ends the attempts.
+func (inc *Incarnation) RemoveOwn(path, data string) error {
+	look := inc.lookAtOwn
+	if data != "" {
+		look = func(ctx context.Context, path string) (*zk.Stat, error) {
+			was, stat, err := inc.GetFresh(ctx, path)
+			if string(was) != data {
+				stat = nil
+			}
+			return stat, err
+		}
+	}
+	_, _, err := whileOurs(inc.Ctx, inc, path, look, func(version int32) call[struct{}] { return deletion(path, version) })
+	if err == nil || IsNoNode(err) {
+		inc.ephemerals.gone(path)
+	}
 	return err
 }
 
@@ -70,23 +80,6 @@ func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) (*zk.Stat, e
 		stat = nil
 	}
 	return stat, err
-}
-
-// RemoveIfData deletes the znode that this session has created at path, if the znode contains
-// `data`. The caller guarantees that no other znode at path ever contains the same data. The error
-// is NoNode if there is no znode with this data.
-func (inc *Incarnation) RemoveIfData(ctx context.Context, path, data string) error {
-	_, _, err := whileOurs(ctx, inc, path, func(ctx context.Context, path string) (*zk.Stat, error) {
-		was, stat, err := inc.GetFresh(ctx, path)
-		if string(was) != data {
-			stat = nil
-		}
-		return stat, err
-	}, func(version int32) call[struct{}] { return deletion(path, version) })
-	if err == nil || IsNoNode(err) {
-		inc.ephemerals.gone(path)
-	}
-	return err
 }
 
 // whileOurs makes attempts at c until one is answered. c is an operation on our znode at path, and
@@ -137,6 +130,8 @@ func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n 
 		return n, err, err
 	}
 	err = inc.RemoveNow(ctx, own)
-	n, readErr = replyOr(ctx, inc, read, getCall(path))
+	if n, readErr = read.Wait(ctx, inc); OutcomeOf(readErr) != Answered {
+		n, readErr = retry(ctx, inc, getCall(path))
+	}
 	return n, readErr, err
 }

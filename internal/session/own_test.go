@@ -61,7 +61,7 @@ func TestOnesOwnIsDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		d := inc.RemoveOwn("/a")
+		d := inc.Delete(&Deletion{Paths: []string{"/a"}, By: func() error { return inc.RemoveOwn("/a", "") }})
 		<-d.Done
 		if stat, err := inc.Exists(t.Context(), "/a"); err != nil || d.Err != nil || stat != nil {
 			t.Errorf("%v; there is %+v, %v", d.Err, stat, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -255,29 +256,23 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 }
 
 // A broken server answers the listing of a search, and then the connection ends: the write and the
-// sync have no reply. The listing proves nothing, so the search is repeated, and finds the znode.
+// sync have no reply. The listing proves nothing, so the batch counts as unanswered, and is repeated.
 func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
-		guid := NewGUID()
-		c := numbered("/d", guid)
-		must(t, inc.CreateEphemeral(t.Context(), c))
-		d := inc.deletion(&Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
 		b := new(batch)
-		d.queue.search(b, map[string][]*Deletion{"/d": {d}})
-		b.requests[2].Reply(0, make([]byte, 4+wire.StatSize)) // no children
-		b.requests[2].(interface{ Finish() }).Finish()
+		write, sync, listed := add(b, flush("/none")), add(b, syncCall("/none")), add(b, childrenCall("/d"))
+		listed.Reply(0, make([]byte, 4+wire.StatSize)) // no children
+		listed.Finish()
+		over := harness.Async(func() error { return b.wait(t.Context(), inc) })
 		synctest.Wait()
-		if IsClosed(d.Done) {
+		if len(over) > 0 {
 			t.Error("the listing alone has ended the search")
 		}
-		for _, r := range b.requests[:2] {
-			r.Fail(zk.ErrConnectionClosed)
-		}
-		<-d.Done
-		if stat, err := inc.Exists(t.Context(), c.Path); stat != nil || err != nil || d.Err != nil {
-			t.Errorf("the znode is there: %v; %v, %v", stat != nil, err, d.Err)
+		write.Fail(zk.ErrConnectionClosed)
+		sync.Fail(zk.ErrConnectionClosed)
+		if err := <-over; OutcomeOf(err) != Unknown {
+			t.Errorf("%v, so the search is not repeated", err)
 		}
 	})
 }
