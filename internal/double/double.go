@@ -110,7 +110,6 @@ type roomState struct {
 	rounds []round
 }
 
-// The method `admitted` returns the number of the last party that was let in.
 func (s roomState) admitted() int32 {
 	if len(s.rounds) == 0 {
 		return -1 // numbers begin at 0
@@ -118,7 +117,6 @@ func (s roomState) admitted() int32 {
 	return s.rounds[len(s.rounds)-1].last
 }
 
-// The method `find` returns the round for which `fits` returns true, if s has such a round.
 func (s roomState) find(fits func(round) bool) (round, bool) {
 	i := slices.IndexFunc(s.rounds, fits)
 	if i < 0 {
@@ -261,8 +259,8 @@ func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	return err
 }
 
-// Membership returns the hold and the round of the membership that the next Leave ends. Each round
-// has another value. If there is no membership, Membership returns nil.
+// Membership returns the hold and the round of the membership that the next Leave ends, or nil. Each
+// round has another value.
 func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -275,8 +273,7 @@ func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 // The method `enter` is the part of Enter in one session. If the room or our child was deleted, the
 // error is ErrVanished, and Enter must start again.
 func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
-	// Wait for a connection before the create. So if ctx ends before there is a connection, no
-	// znode is left.
+	// If ctx ends before there is a connection, no znode is left.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
@@ -330,18 +327,15 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	return nil, err
 }
 
-// leaveBehind records the GUID of a party that does not wait but may have a znode. Its deletion is
-// under way, or its session is lost but perhaps still alive at the servers. The same caller may enter
-// again, or continue in the next session. Then the old znode must not count as another party.
+// leaveBehind records the GUID of a party that no longer waits but may have a znode, whose deletion is
+// under way, or whose lost session may be alive at the servers. The same caller may enter again. Then
+// the old znode must not count as another party.
 func (b *DoubleBarrier) leaveBehind(guid string) {
 	b.leftovers.Store(session.ChildPath(b.room, guid), nil)
 }
 
-// removeLeftovers deletes the znodes of leftover parties, the ghosts. A ghost remains in the map
-// until its znode is deleted.
-//
-// Within one session, Find is exact. A create of an earlier session may arrive after Find if it was
-// delayed until the client had abandoned that session. The znode then looks like a party that
+// removeLeftovers deletes the znodes of leftover parties, the ghosts. Within one session, Find is
+// exact. A create of an earlier session may arrive after Find. The znode then looks like a party that
 // enters and crashes.
 func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	for ghost := range b.leftovers.Range {
@@ -383,11 +377,10 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 		if !p.asked {
 			return nil
 		}
-		// An attempt of ours that got no reply may have let a round in. From now on, no attempt can
-		// do this, because our child is deleted. If an earlier attempt has let a round in, another
-		// party must become the keeper of that round.
-		// If a deletion gets no reply, do not simply repeat it: by then, the keeper's znode may
-		// belong to another party.
+		// An attempt of ours that got no reply may have let a round in. No later attempt can do this,
+		// because our child is deleted. Then another party must become the keeper of that round. A
+		// deletion that gets no reply is not simply repeated: by then, the keeper's znode may belong to
+		// another party.
 		err := inc.RemoveOwn(b.keeperPath(p), p.Child.Name)
 		if session.IsNoNode(err) {
 			err = nil
@@ -396,9 +389,9 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 	}})
 }
 
-// The method `replace` waits until the room is empty, and deletes it. Then a new room can replace
-// it. If the room has parties, and is for another number of parties, `replace` fails. It always
-// returns an error. If Enter must start again, the error is ErrVanished.
+// The method `replace` waits until the room is empty, and deletes it, so that Enter can make another.
+// Then the error is ErrVanished. If the room has parties, and is for another number of parties,
+// `replace` fails.
 func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
 	for {
 		err := inc.RemoveNow(ctx, b.room)
@@ -419,8 +412,8 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 		if errors.Is(why, errOtherSize) && slices.ContainsFunc(names, others) {
 			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
 		}
-		// From now on, no party is let into this room. Its waiting parties leave like us. All other
-		// parties are inside, and will leave later.
+		// No party is let into this room any more. Its waiting parties leave like us, and the others
+		// are inside, and will leave later.
 		if err := b.awaitAll(ctx, inc, names); err != nil {
 			return err
 		}
@@ -431,8 +424,8 @@ func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
 	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
 }
 
-// The method `await` performs the rest of Enter, after steps 1 and 2. The arguments `room`
-// and err are the result of the read of the room. If err is nil, this read has set the watch w.
+// The method `await` performs the rest of Enter. The arguments `room` and err are the result of step 2,
+// which has set the watch w unless it has failed.
 func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, w *conn.Watch, room session.Node, err error, p *party, n int) error {
 	for {
 		inside := false
@@ -483,10 +476,8 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *c
 		}
 		nth = place
 	}
-	// Read the room again if the watch has already fired. The reason is that another party may have
-	// joined the watch earlier. Then the watch is older than our read, and may have fired for a
-	// change that our read has shown. If the watch has fired for a write after our read, this
-	// second read is not necessary, but harmless.
+	// If another party has joined the watch earlier, the watch is older than our read, and may have
+	// fired for a change that our read has shown. So if the watch has fired, read the room again.
 	if session.IsClosed(w.Fired) {
 		return false, nil
 	}
@@ -499,8 +490,7 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *c
 	return w.Event == zk.EventNodeDataChanged && nth <= n, nil
 }
 
-// ownAfter is the time that a party waits before it watches its own child. A waiter for a lock
-// waits for the same time before its first look.
+// ownAfter is the time that a party waits before it watches its own child.
 const ownAfter = time.Second
 
 // awaitWritten waits until the room is written. If another client deletes our child, the error is
@@ -531,9 +521,8 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 	return err
 }
 
-// letIn performs step 4. If p is the n'th waiting party or a later one, letIn lets the next round
-// in. The result `nth` is the place of p among the waiting parties, and `inside` reports whether p
-// is inside. If p is neither inside nor among the first n-1 waiting parties, p must look again.
+// letIn performs step 4. The result `nth` is the place of p among the waiting parties. If p is neither
+// inside nor among the first n-1 waiting parties, p must look again.
 func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
@@ -548,8 +537,7 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	case nth < state.n:
 		return nth, false, nil
 	}
-	// A party that lists the children after its own create sees all parties before it. So either
-	// these are the first n waiting parties, or the transaction fails.
+	// p sees all parties before it. So these are the first n waiting parties, or the transaction fails.
 	in := waiting[:state.n]
 	next := state.next(p.round, all, in)
 	ops := []any{&zk.SetDataRequest{Path: b.room, Data: next.bytes(), Version: p.round - 1}}
@@ -597,9 +585,8 @@ func (p *party) lookAgain(ctx context.Context, inc *session.Incarnation, err err
 	return inc.Pause(ctx, p.tries)
 }
 
-// The method `leave` is the part of Leave in one session. The first call is in p's own session. If
-// `leave` returns ErrEnded, p has left. If `leave` fails, p is no longer the keeper, and another
-// party becomes the keeper.
+// The method `leave` is the part of Leave in one session, at first in p's own. If it returns ErrEnded,
+// p has left. If it fails, another party becomes the keeper.
 func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
 	switch {
@@ -618,9 +605,8 @@ func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 
 // The method `depart` performs steps 6 to 11.
 func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
-	if others := p.others; others != nil {
-		p.others = nil
-		return b.keep(ctx, inc, p, others)
+	if p.others != nil {
+		return b.keep(ctx, inc, p)
 	}
 	for {
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.keeperPath(p)})
@@ -640,11 +626,10 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	case err != nil:
 		return false, err
 	case unread == nil && string(keeper.Data) == p.Child.Name && keeper.Stat.EphemeralOwner == inc.ID.Load():
-		return true, b.keep(ctx, inc, p, nil)
+		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(unread): // Step 8.
-		// There are two possible reasons. The keeper has crashed, or all parties have left and the
-		// event of the keeper's write was lost with the connection. p becomes the keeper, and finds
-		// out whether all have left.
+		// The keeper has crashed, or all have left and the event of the keeper's write was lost with the
+		// connection. p becomes the keeper, and finds that out.
 		return b.succeed(ctx, inc, p)
 	case unread != nil:
 		return false, unread
@@ -652,18 +637,16 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
 		return false, err
 	}
-	// The event proves a write if it has come over the connection on which the watch was set. After
-	// an outage, the event proves no write: the servers report a change even if the keeper's znode
-	// was deleted and the next keeper has created another. Then p looks again.
+	// The event proves a write if it has come over the connection on which the watch was set. After an
+	// outage, the servers report a change even if the next keeper has created another znode.
 	fired := inc.Watches.State(w)
 	return w.Event == zk.EventNodeDataChanged && fired.ToldOn == fired.ArmedOn, nil
 }
 
-// readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and
-// then deletes p's child. The result `unread` is the error of the read. If err is not nil, the
-// deletion has failed, p was no longer inside, or ctx has ended. Then both requests continue in the
-// background. If the connection is lost, the servers may see the read after the deletion, when the
-// keeper's znode is perhaps already deleted. Step 8 finds that out.
+// readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and then
+// deletes p's child. The result `unread` is the error of the read. If err is not nil, the deletion has
+// failed, p was no longer inside, or ctx has ended. Then both requests continue in the background. If
+// the connection is lost, the read may come after the deletion. Step 8 finds that out.
 func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (_ session.Node, unread, err error) {
 	path := b.keeperPath(p)
 	if p.left {
@@ -709,7 +692,7 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	switch {
 	case err == nil:
 		// Even if our server has lagged, its state is now at least as new as this create.
-		return true, b.keep(ctx, inc, p, nil)
+		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(err):
 		return true, nil // the path of the WaitGroup is deleted, so all parties have left
 	case session.IsNodeExists(err):
@@ -718,10 +701,10 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 	return false, p.lookAgain(ctx, inc, err) // if the znode was created, step 6 finds that we are the keeper
 }
 
-// The method `keep` performs steps 10 and 11. The argument `others` has the names of the other
-// parties of the round. If it is nil, `keep` finds these parties.
-func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party, others []string) (err error) {
-	if others == nil {
+// The method `keep` performs steps 10 and 11.
+func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) (err error) {
+	others := p.others
+	if p.others = nil; others == nil {
 		others, err = b.rest(ctx, inc, p)
 	}
 	if err == nil {
@@ -733,10 +716,10 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 	return err
 }
 
-// The method `rest` returns the names of all parties of p's round that are still inside, except p.
+// The method `rest` returns the names of the other parties of p's round that are still inside.
 func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
-	// List the room before the read. If the read shows our room, the listing has shown our room,
-	// too. In the other order, the listing could show a new room, whose numbers begin at 0 again.
+	// If the read shows our room, the earlier listing has shown it, too. In the other order, the listing
+	// could show a new room, whose numbers begin at 0 again.
 	names, err := inc.Names(ctx, b.room)
 	if err != nil {
 		return nil, err

@@ -58,9 +58,6 @@ var (
 // After the deletion of the only blocker, Claim.standsAfter shows both without a listing. From that
 // moment on, no contender can get ahead of us, unless Line.Blocker allows it. So the turn lasts while
 // our znode exists and the session is alive. The last step is the call of `confirm`.
-//
-// The turn may come while `acquire` fails. The caller can leave the line even then: it holds nothing,
-// and the deletion of our znode wakes the next contender.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
 		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
@@ -104,7 +101,6 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 	}
 }
 
-// The method `enter` creates the znode of p and lists the line.
 func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
 	p.Behind.Forget() // the record may describe the wait of p's previous znode
 	start := time.Now()
@@ -268,9 +264,8 @@ func (p *Place) stop() {
 	p.blocker, p.look, p.relist, p.first = "", nil, nil, 0
 }
 
-// The method `contend` calls `acquire`. If `holds` is true, the caller will hold the claim, and
-// `contend` takes a stake in the session. If ctx ends, p may keep its place. After any other error,
-// no znode of p is in the line.
+// The method `contend` calls `acquire`. If `holds` is true, it also takes a stake in the session. If
+// ctx ends, p may keep its place. After any other error, no znode of p is in the line.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && holds {
@@ -290,12 +285,18 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	return c, nil
 }
 
-// The method `withdraw` removes p from the line, if p is in the line. err is the reason.
+// The method `withdraw` removes p from the line. err is the reason.
 func (p *Place) withdraw(err error) {
-	if c := p.claim; c != nil {
-		p.stop()
-		p.claim, p.roll = nil, nil
-		c.withdraw(err)
+	c := p.claim
+	if c == nil {
+		return
+	}
+	p.stop()
+	p.claim, p.roll = nil, nil
+	if errors.Is(err, session.ErrVanished) {
+		c.disown()
+	} else {
+		c.Leave().Await(session.Grace)
 	}
 }
 
@@ -353,8 +354,7 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation) (*Claim, e
 }
 
 // RecallTime is the longest wait of Try for a contender that perhaps only keeps its place. It is long
-// enough for the contender's process to learn of our create and delete its own znode, and for us to
-// learn of this deletion.
+// enough for that process to learn of our create, and for us to learn of the deletion.
 const RecallTime = 500 * time.Millisecond
 
 // Try returns a claim if its turn comes at once. If not, Try leaves no znode in the line, and returns
@@ -364,7 +364,14 @@ const RecallTime = 500 * time.Millisecond
 // waits for that. After RecallTime, a goroutine holds the lock, or that process does not react.
 func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
-		if blocked, err := l.blocked(ctx, inc, mode); blocked || err != nil {
+		// Without the sync of NamesFresh, a lagging server could show a contender that had left before
+		// the call.
+		names, err := inc.NamesFresh(ctx, l.Dir)
+		if err == nil && l.Strict {
+			err = unmixed(l.Bases, names, nil)
+		}
+		ahead := ParseChildren(names, l.Bases...)
+		if blocker, _ := l.Blocker(mode, ahead); err != nil || blocker != nil && !onlyKept(ahead) {
 			return err
 		}
 		p := Place{Line: l, Mode: mode, try: true}
@@ -378,23 +385,21 @@ func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	return won, err
 }
 
-// onlyKept reports whether exactly one contender is ahead, and this contender perhaps only keeps
-// its place.
+// onlyKept reports whether only one contender is ahead, which perhaps only keeps its place.
 func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
 
-// The method `blocked` reports whether a contender in the line would block a new contender in `mode`. It
-// lists the line after a sync. Without the sync, a lagging server could show a contender that had
-// left before the call.
-func (l *Line) blocked(ctx context.Context, inc *session.Incarnation, mode HoldMode) (bool, error) {
-	names, err := inc.NamesFresh(ctx, l.Dir)
-	if err != nil {
+// Recall is called with the name of the first contender. If this contender only keeps its place,
+// Recall makes its process delete the znode, and returns true. If a goroutine holds the lock,
+// Recall returns false, and the caller may write RevokeMessage to the znode. The message never asks a
+// later holder: another contender has come, so the place is not kept after the present hold.
+func (l *Line) Recall(ctx context.Context, holder string) (recalled bool, err error) {
+	if !MayBeKept(holder) {
+		return false, nil
+	}
+	c, err := l.Try(ctx, Exclusive)
+	if c == nil {
 		return false, err
 	}
-	ahead := ParseChildren(names, l.Bases...)
-	blocker, _ := l.Blocker(mode, ahead)
-	blocked := blocker != nil && !onlyKept(ahead)
-	if !l.Strict {
-		return blocked, nil
-	}
-	return blocked, unmixed(l.Bases, names, nil)
+	l.Manager.GiveUp(ctx, c.GiveBack)
+	return true, nil
 }

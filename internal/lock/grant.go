@@ -17,13 +17,12 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// A Grant is one use of a claim whose turn has come: a goroutine's use of a lock, or a leadership.
-// A claim can have many grants: one after another or, in a shared claim, at the same time. Each
-// grant has its own Ending, which ends if the claim is lost during the grant, and not later.
+// A Grant is one use of a claim whose turn has come: a goroutine's use of a lock, or a leadership. A
+// claim has one grant after another or, if it is shared, several at the same time.
 type Grant struct {
 	Claim  *Claim
-	lost   session.Ending
-	hook   session.Hook      // called if the claim is lost during the grant
+	lost   session.Ending    // ends if the claim is lost during the grant, and not later
+	hook   session.Hook      // ends `lost`
 	lasts  bool              // false after the end of the grant; guarded by claim.mu
 	use    int               // the number of this grant among the grants of the claim, for the trace
 	free   func()            // stops the limits of the grant (Hold.limited); nil if it has no limits
@@ -32,9 +31,8 @@ type Grant struct {
 	follow func(error)       // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
 
-// Grant begins the next use of c, whose turn has come. op is for the observer. At the first grant,
-// Hold.begin registers a hook of c, which ends the grant before the client asks the servers to end
-// the session. If the session has ended already, the grant is lost before Grant returns.
+// Grant begins the next use of c, whose turn has come. op is for the observer. If the session has
+// ended already, the grant is lost before Grant returns.
 func (c *Claim) Grant(op string) *Grant {
 	c.mu.Lock()
 	first := c.state == waiting
@@ -53,7 +51,7 @@ func (c *Claim) Grant(op string) *Grant {
 		c.renew()
 	}
 	if c.state != lost || first { // in the trace, a use that begins after the loss is no grant
-		c.traceUse(trace.Grant, g.use)
+		c.traceUse(trace.Grant, g.use, "")
 	}
 	if l := c.Line.Limits; l != nil && c.state == held {
 		since := c.since
@@ -68,9 +66,8 @@ func (c *Claim) Grant(op string) *Grant {
 		c.begin()
 	}
 	if session.IsClosed(c.Incarnation.Manager.Closing) {
-		// Close releases the holds that no function uses. Perhaps it has done this before c was granted,
-		// so release c here. If the caller is a Do or Run, the function of this Do or Run does not begin:
-		// Close prevents that.
+		// Perhaps Close has released the holds that no function uses before c was granted, so release c
+		// here. If the caller is a Do or Run, Close prevents that its function begins.
 		c.ReleaseBare()
 	}
 	return g
@@ -113,7 +110,7 @@ func (g *Grant) overLocked() {
 		return
 	}
 	if c.standing() { // the claim continues
-		c.traceUse(trace.Pass, g.use)
+		c.traceUse(trace.Pass, g.use, "")
 	}
 	if g.free != nil {
 		g.free()
@@ -154,9 +151,7 @@ func (g *Grant) Follow(f func(why error)) {
 func (g *Grant) Err() error { return g.Claim.Err() }
 
 // Recheck is called right before a function of the program begins, if requests were sent since the
-// grant. They can take an outage, in which another client can delete the znode, and a third
-// contender can get the lock. `lapse` began before these requests. If the znode was deleted, g is
-// lost, and Recheck returns the loss.
+// grant: see standsSince. If the znode was deleted, g is lost, and Recheck returns the loss.
 func (g *Grant) Recheck(ctx context.Context, lapse session.Lapse) error {
 	err := g.Claim.standsSince(ctx, lapse)
 	if errors.Is(err, session.ErrVanished) {
@@ -172,10 +167,8 @@ func (g *Grant) Loss() *session.Ending { return &g.lost }
 // Name returns the name of the znode of g.
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
-// Release releases g and its claim. g must be the only use of the claim. Release returns when the
-// znode is deleted, when the connection is down, or after ReleaseTime if the servers refuse the
-// deletion. In the last two cases, the deletion continues in the background. The only error is
-// ErrLost: the claim was lost, perhaps at the last moment.
+// Release releases g, the only use of its claim, and waits for the deletion of the znode: see
+// Deletion.Result. The only error is ErrLost: the claim was lost, perhaps at the last moment.
 func (g *Grant) Release() error { return g.release(g.Claim.GiveBack) }
 
 // The method `release` ends g and its claim. The function `remove` deletes the znode, and returns
@@ -197,10 +190,9 @@ func (g *Grant) release(remove func() (lost error)) error {
 	return nil
 }
 
-// ReleaseBy is a variant of Release in which the function f sends the deletion of the znode `own`,
-// which is no longer watched by then. If f fails, ReleaseBy itself deletes the znode, and returns the
-// error of f. If f returns ErrVanished, another client had deleted the znode. Then ReleaseBy returns
-// the loss.
+// ReleaseBy is a variant of Release in which the function f deletes the znode `own`. If f fails,
+// ReleaseBy itself deletes the znode, and returns the error of f. If f returns ErrVanished, another
+// client had deleted the znode, and ReleaseBy returns the loss.
 func (g *Grant) ReleaseBy(f func(own string) error) (err error) {
 	c := g.Claim
 	lost := g.release(func() error {
@@ -233,8 +225,8 @@ func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
 }
 
 // The method `touch` writes the data of c's znode again, unchanged. The write requires the version
-// of c's own last write, so it never overwrites data of another client. Such data may be a request
-// to release (Mutex.Revoke) that was not read yet.
+// of c's own last write, so it never overwrites a request to release (Mutex.Revoke) that was not read
+// yet.
 func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	c.mu.Lock()
 	data, version := c.Line.Data, c.version
@@ -285,11 +277,8 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 }
 
 // Move gives c another znode, `to`, which Beside has created. It returns the path of the previous
-// znode. The grants of c continue.
-//
-// If c is already lost, Move deletes `to`, leaves c unchanged and returns the loss. Move must not
-// delete c's znode: after a loss by Hold.giveUp, this znode continues to exist for the time LossTime,
-// so that the holder can notice the loss.
+// znode. The grants of c continue. If c is already lost, Move deletes `to`, and returns the loss. It
+// does not delete c's znode then: see Hold.withdraw.
 func (c *Claim) Move(to Child, op string) (former string, lost error) {
 	path := session.ChildPath(c.Line.Dir, to.Name)
 	c.Err() // if the session has ended, Err ends c by the loss
@@ -306,11 +295,7 @@ func (c *Claim) Move(to Child, op string) (former string, lost error) {
 	was := c.Child.Name
 	c.Path, c.Child, c.version = path, to, 0
 	c.op, c.since = op, time.Now()
-	if c.traced() {
-		l := c.traceLine(trace.Move)
-		l.From = was
-		c.record(c.Path, l)
-	}
+	c.traceUse(trace.Move, 0, was)
 	c.renew()
 	c.guardLocked()
 	c.Line.Manager.Spawn(func() { c.Line.Manager.Observe(e) }) // in another goroutine, because the caller holds a mutex
@@ -361,9 +346,9 @@ func (c *Claim) WasAsked() bool {
 	return c.asked != nil && session.IsClosed(c.asked)
 }
 
-// HeldSince returns the time at which a holder got its fencing token. The argument n is the
-// holder's znode. The holder writes this znode to get a token. The time is zero for a waiter, for a
-// holder without a token, and after a Revoke, which also writes the znode.
+// HeldSince returns the time at which a holder got its fencing token: the time of the last write of
+// its znode n. The time is zero for a waiter, for a holder without a token, and after a Revoke, which
+// also writes the znode.
 func HeldSince(holding bool, n session.Node) time.Time {
 	if !holding || n.Stat.Mzxid == n.Stat.Czxid || string(n.Data) == RevokeMessage {
 		return time.Time{}
@@ -403,8 +388,8 @@ func (c *Claim) guardLocked() {
 	c.ownWatch.Made(c.own != nil)
 }
 
-// Vanished is called when another client has deleted the znode that o watches. If c has another
-// znode by now (Move), c is not lost.
+// Vanished is called when another client has deleted the znode that o watches. After a Move, that is
+// no loss.
 func (c *Claim) Vanished(o *session.OwnWatch) {
 	c.lose(c.Incarnation.Deleted(), func() bool { return c.ownWatch == o && c.standing() })
 }
@@ -420,31 +405,21 @@ func (c *Claim) unwatch(gone bool) {
 	}
 }
 
-// The method `traced` reports whether the trace shows c. The trace does not show a claim without an
-// operation, because such a claim is a part of another primitive. The records of a claim are in the
-// order in which callers saw the changes.
-func (c *Claim) traced() bool {
-	return c.Line.Manager.Trace != nil && c.op != "" && c.Line.Kind != "" && c.granted > 0
-}
+func (c *Claim) trace(event string) { c.traceUse(event, 0, "") }
 
-func (c *Claim) traceLine(event string) trace.Record {
+// traceUse writes a record for an event of one use. The event trace.Pass means that the use has
+// ended, but the claim continues. The trace does not show a claim without an operation, which is a
+// part of another primitive. `from` is the name before a trace.Move.
+func (c *Claim) traceUse(event string, use int, from string) {
+	if c.Line.Manager.Trace == nil || c.op == "" || c.Line.Kind == "" || c.granted == 0 {
+		return
+	}
 	kind := c.Line.Kind
 	if c.op == "rlock" {
 		kind = trace.Read
 	}
-	return c.Incarnation.TraceLine(event, kind, c.Line.Dir, c.Child.Name)
-}
-
-func (c *Claim) trace(event string) { c.traceUse(event, 0) }
-
-// traceUse writes a record for an event of one use. The event trace.Pass means that the use has
-// ended, but the claim continues.
-func (c *Claim) traceUse(event string, use int) {
-	if !c.traced() {
-		return
-	}
-	l := c.traceLine(event)
-	l.Use = use
+	l := c.Incarnation.TraceLine(event, kind, c.Line.Dir, c.Child.Name)
+	l.Use, l.From = use, from
 	if event == trace.Token {
 		l.Token, l.Zxid, l.Blind = c.token, c.token, false
 	}

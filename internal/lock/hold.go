@@ -36,10 +36,10 @@ var (
 // process has ephemeral znodes for the hold: one for a lock or a leadership, one or more for
 // permits. A Hold begins once and ends once.
 //
-// All effects of a loss are hooks on the field `lost`. They close the channels of Lost, end the
-// contexts of functions, and end the waits of other goroutines. The goroutine that finds the loss,
-// or ends the session, runs the hooks, under mu. Only then does the client ask the servers to end
-// the session (session.Incarnation.end).
+// All effects of a loss are hooks on the field `lost`: they close the channels of Lost, end the
+// contexts of functions, and end the waits of other goroutines. The goroutine that finds the loss
+// runs them, under mu. Only then does the client ask the servers to end the session
+// (session.Incarnation.end).
 type Hold struct {
 	Incarnation *session.Incarnation
 	Stake       *session.Stake // nil until the grant
@@ -94,8 +94,7 @@ func (h *Hold) begin() {
 // OnEnd is called at the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
-// Ending returns h's Ending, which ends if h is lost. The hooks of the Ending run before any call
-// or channel shows the loss.
+// Ending returns h's Ending, which ends if h is lost.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
 
 // The method `standing` reports whether h is held or kept.
@@ -133,7 +132,7 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	return true
 }
 
-// The method `record` writes l, a record of the trace about the znode at `path`.
+// The method `record` writes l to the trace.
 func (h *Hold) record(path string, l trace.Record) {
 	m := h.Incarnation.Manager
 	if l.Event == trace.Loss {
@@ -156,8 +155,7 @@ func (h *Hold) enter(s state) {
 	h.count(1)
 }
 
-// The method `event` returns the event that reports the end of h to the observer. The observer must
-// be called without mu.
+// The method `event` returns the report of h's end. The observer must be called without mu.
 func (h *Hold) event(kind session.ReportKind, why error) session.Report {
 	return session.Report{Kind: kind, Op: h.op, Path: h.of.path(), Err: why, Wait: time.Since(h.since)}
 }
@@ -180,9 +178,8 @@ func (h *Hold) Loss() error {
 	return h.lost.Cause()
 }
 
-// Forgotten returns the error for a goroutine that waits for the release of h. The error is an
-// ErrDeadlock if at least one session timeout has passed since the loss of h. In all other cases,
-// it is nil.
+// Forgotten returns an ErrDeadlock for a goroutine that waits for the release of h, if at least one
+// session timeout has passed since the loss of h. In all other cases, it returns nil.
 func (h *Hold) Forgotten() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -246,20 +243,16 @@ func (h *Hold) leftLocked() <-chan struct{} {
 	return h.left
 }
 
-// giveUp ends h by a loss if `so()` is true. The holder, which may hang, need not do anything.
-//
-// The hooks run first, as with every loss. The client deletes the znodes when the holder has
-// released h, or after the time LossTime at the latest. Until then, the holder can notice the loss,
-// even if it is cut off from the servers, and the lock is granted to no other session.
+// giveUp ends h by a loss if `so()` is true. The holder may hang.
 func (h *Hold) giveUp(why error, so func() bool) {
-	if !h.lose(h.Incarnation.GivenUp(why), so) {
-		return
+	if h.lose(h.Incarnation.GivenUp(why), so) {
+		h.withdraw()
 	}
-	h.withdraw()
 }
 
 // The method `withdraw` deletes the znodes of h after a loss, if the session still lives. It first
-// waits until the holder has released h, but no longer than LossTime.
+// waits until the holder has released h, but no longer than LossTime. Until then, the holder can
+// notice the loss, and the lock is granted to no other session.
 func (h *Hold) withdraw() {
 	h.mu.Lock()
 	left := h.leftLocked()
@@ -276,7 +269,7 @@ func (h *Hold) withdraw() {
 }
 
 // ReleaseBare releases h for Close, as a loss. If a function of the program holds h, ReleaseBare
-// does nothing, because Close waits for functions. The hooks run first, as with every loss.
+// does nothing, because Close waits for functions.
 func (h *Hold) ReleaseBare() {
 	bare := func() bool { return h.standing() && !h.of.inFunction() }
 	if h.lose(h.Incarnation.EndError(session.ErrClosed), bare) {
@@ -286,9 +279,8 @@ func (h *Hold) ReleaseBare() {
 
 // The method `fence` returns the fencing token of h: the zxid of a write to a znode of h, which is
 // greater than the zxid of every write of earlier holders. Goroutines that share h share the token.
-// If another goroutine gets h during the write, only the caller of `fence` gets this token. The
-// parameters are functions: `has` reports whether the caller still holds h, `node` returns the path
-// of a znode of h, and `write` writes this znode. The first two are called under mu.
+// The function `has` reports whether the caller still holds h, `node` returns the path of a znode of
+// h, and `write` writes this znode. The first two are called under mu.
 func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, write func(ctx context.Context, path string) (*zk.Stat, error)) (int64, error) {
 	for {
 		if err := h.Err(); err != nil {
@@ -337,9 +329,8 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 	}
 }
 
-// The method `renew` drops the token, so that the next holder of h gets a new token. The next
-// holder must not get the old token: the previous goroutine may still use the old token, and a
-// reader in another process may have got a greater token since.
+// The method `renew` drops the token. The next holder must not get the old token: the previous
+// goroutine may still use it, and a reader in another process may have got a greater token since.
 func (h *Hold) renew() {
 	h.token = 0
 	h.epoch++
@@ -382,11 +373,10 @@ type Limits struct {
 	Health func(ctx context.Context) error // called during a hold, if not nil
 }
 
-// The method `limited` starts the limits of h. At a limit, giveUp ends h by a loss. One limit is the
-// duration Max. The function `began` returns the time at which Max begins, or false if h has no limit
-// now. The other limit is the function Health: in each third of the session timeout, it is called and
-// must return nil. The caller cancels the limits with the result `stop`. Both `limited` and `began`
-// are called under mu.
+// The method `limited` starts the limits of h, until `stop` is called. At a limit, giveUp ends h by a
+// loss. The function `began` returns the time at which the duration Max begins, or false if h has no
+// limit now. Health is called in each third of the session timeout. Both `limited` and `began` are
+// called under mu.
 func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop func()) {
 	inc := h.Incarnation
 	ctx, stop := context.WithCancel(inc.Ctx)
@@ -423,8 +413,8 @@ func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop fu
 	return stop
 }
 
-// The method `ask` calls Health once, and returns an error if the hold must end. It stops waiting
-// when the context `held` ends or the call takes too long.
+// The method `ask` calls Health once, and returns an error if the hold must end. It does not wait
+// after the end of the context `held`.
 func (l *Limits) ask(held context.Context, period time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), period)
 	defer cancel()

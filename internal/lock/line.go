@@ -111,7 +111,7 @@ type Claim struct {
 	Hold
 	Line      *Line
 	Unwatched bool // the primitive itself watches the znode
-	recalls   bool // OnRecall has registered a function with lineWatch; guarded by mu
+	recalls   bool // lineWatch calls `recall`; guarded by mu
 
 	version   int32             // the version of its znode after our last write; guarded by mu
 	Path      string            // full path of its znode; guarded by mu once its turn has come
@@ -145,17 +145,6 @@ func (c *Claim) confirm() error {
 	return nil
 }
 
-// The method `withdraw` deletes a claim that was not granted. err is the error of the step that has
-// failed, or nil.
-func (c *Claim) withdraw(err error) {
-	if errors.Is(err, session.ErrVanished) {
-		c.Stake.Drop()
-		c.disown()
-		return
-	}
-	c.Leave().Await(session.Grace)
-}
-
 // standsAfter is called after the deletion of the only blocker. It calls `confirm`, and also checks
 // that c's znode exists. If not, the error is ErrVanished. The argument `proof` is the number of the
 // connection that has delivered the event of the deletion, or 0 if that number is unknown.
@@ -165,9 +154,8 @@ func (c *Claim) withdraw(err error) {
 // it, and that the watch has not fired. Then the znode still existed when the blocker was deleted. In
 // every other case, standsAfter reads the znode.
 //
-// If one transaction deletes both znodes, the event of c's znode may come after the event of the
-// blocker. Then c is granted, and the second event reports the loss, as if c's znode were deleted
-// right after the grant.
+// If one transaction deletes both znodes, the event of c's znode may come second. Then c is granted,
+// and this event reports the loss, as if c's znode were deleted right after the grant.
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own := c.watch()
 	if w := c.Incarnation.Watches.State(own); proof == 0 || w.ArmedOn != proof || !w.Ours || session.IsClosed(own.Fired) {
@@ -191,10 +179,9 @@ func (c *Claim) TakeStake(ctx context.Context) (err error) {
 	return err
 }
 
-// The method standsSince is called right before the caller learns that it holds c. Requests that
-// were sent since the turn of c, such as the confirmation of the session, may have taken an outage,
-// in which another client has deleted c's znode. Then a third contender may hold. `lapse` began
-// before these requests.
+// The method standsSince is called right before the caller learns that it holds c. Requests may have
+// been sent since the turn of c, such as the confirmation of the session. If they may have taken an
+// outage (Lapse.Outage), it reads c's znode. `lapse` began before them.
 func (c *Claim) standsSince(ctx context.Context, lapse session.Lapse) error {
 	c.mu.Lock()
 	fired := c.own != nil && session.IsClosed(c.own.Fired)
@@ -207,15 +194,13 @@ func (c *Claim) standsSince(ctx context.Context, lapse session.Lapse) error {
 
 // MustStand reads c's znode, and returns ErrVanished if the znode does not exist. If c has joined a
 // watch on the znode, and the watch is not set yet, the read sets the watch. The watch is on the
-// znode's children. An ephemeral znode has no children, so nothing but its deletion fires the
-// watch. If the holder writes the znode for a fencing token, the watch does not fire.
+// znode's children: an ephemeral znode has none, so nothing but its deletion fires the watch.
 func (c *Claim) MustStand(ctx context.Context) error {
 	_, stat, err := c.Incarnation.Children(ctx, c.Path)
 	return c.standsBy(stat, err)
 }
 
-// standsBy is like MustStand, but does not read the znode: its arguments are the result of a read by
-// the caller.
+// standsBy is MustStand for a read by the caller.
 func (c *Claim) standsBy(stat *zk.Stat, err error) error {
 	switch {
 	case session.IsNoNode(err):
@@ -228,8 +213,7 @@ func (c *Claim) standsBy(stat *zk.Stat, err error) error {
 	return nil
 }
 
-// The method `watch` returns c's watch on its own znode. If c has no watch, or its watch has fired,
-// c joins a new watch.
+// The method `watch` returns c's watch on its own znode, or joins a new one if that has fired.
 func (c *Claim) watch() *conn.Watch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,14 +278,14 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMod
 		err = fmt.Errorf("%w: created %q as %q", conn.ErrProtocol, name, path)
 	}
 	if err != nil {
-		c.withdraw(err)
+		c.Leave().Await(session.Grace)
 		return nil, nil, err
 	}
 	return c, roll, nil
 }
 
-// The method `contenders` returns the contenders in a listing, in the order of their numbers. All
-// waiters that share the listing share the result, and must not change it.
+// The method `contenders` returns the contenders in a listing, in the order of their numbers. Waiters
+// share the result, and must not change it.
 func (l *Line) contenders(r *session.Roll) []Child {
 	parse := func(names []string) any { return ParseChildren(names, l.Bases...) }
 	return r.Make(strings.Join(l.Bases, "/"), parse).([]Child)
@@ -311,10 +295,9 @@ func (l *Line) contenders(r *session.Roll) []Child {
 // listing, in the order of their numbers. If it does not contain `me`, our znode is deleted, and the
 // error is ErrVanished.
 //
-// Only names are compared. If our znode was deleted, another client may have created a copy: a
-// znode with the same name. While our session counts as alive, the copy blocks other contenders,
-// just as our znode did. The method standsBy compares the owners, and so finds that the copy is not
-// our znode.
+// Only names are compared. If our znode was deleted, another client may have created a copy. While our
+// session counts as alive, the copy blocks other contenders, just as our znode did. The method
+// standsBy compares the owners.
 func (l *Line) AheadOf(ctx context.Context, inc *session.Incarnation, all []Child, me Child) ([]Child, error) {
 	if in, _, tell := split(all); tell && !me.Exhausted() {
 		all = in
@@ -330,9 +313,8 @@ func (l *Line) AheadOf(ctx context.Context, inc *session.Incarnation, all []Chil
 	return all[:i], nil
 }
 
-// InOrder returns the contenders among `names`, in the order of arrival. If their numbers do not
-// show this order, InOrder reads their znodes for the zxids of the creates. It sends one request
-// for every 128 contenders.
+// InOrder returns the contenders among `names`, in the order of arrival. If their numbers do not show
+// this order, InOrder reads their znodes, with one request for every 128, for the zxids of the creates.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
 	return l.inOrder(ctx, inc, ParseChildren(names, l.Bases...))
 }
@@ -352,13 +334,11 @@ func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Chil
 // byCreation returns the contenders of `line` that still exist, sorted by the zxids of their
 // creates.
 //
-// A znode that shares the place of another znode (Claim.Beside) comes first. The zxid of its own
-// create does not show the place, and the other znode may be deleted. The first position is
-// harmless, because the shared place has had its turn.
+// A znode that shares the place of another znode (Claim.Beside) comes first, because that place has
+// had its turn. The zxid of its own create does not show the place.
 //
-// A persistent znode with an exhausted number comes last. It is not a contender: a client has chosen
-// the number itself. Ahead of the contenders, it would block them forever, because the end of a
-// session does not delete it.
+// A persistent znode with an exhausted number comes last: a client has chosen the number itself, and
+// no end of a session deletes the znode. Ahead of the contenders, it would block them forever.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -403,6 +383,24 @@ func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	c.Incarnation.Watches.Leave(w)
 }
 
+// The method `recalled` returns a channel that is closed when another contender may have entered
+// the line of c, or c itself is deleted. If c has no watch on the line, the channel is already
+// closed.
+func (c *Claim) recalled() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lineWatch == nil {
+		return session.ClosedChan
+	}
+	return c.lineWatch.Fired
+}
+
+// Alone reports whether c is the only contender in the line, according to the events so far.
+// Without a connection, no events can come, and Alone returns false.
+func (c *Claim) Alone() bool {
+	return !session.IsClosed(c.recalled()) && !session.IsClosed(c.Incarnation.Disconnection())
+}
+
 func (c *Claim) leaveLineWatchLocked() {
 	if c.lineWatch != nil {
 		c.Incarnation.Watches.LeaveUntold(c.lineWatch, c)
@@ -413,13 +411,12 @@ func (c *Claim) leaveLineWatchLocked() {
 // Leave deletes c in the background. c was never granted, or its hold has ended.
 func (c *Claim) Leave() *session.Deletion {
 	c.Stake.Drop()
-	// c leaves its own watch after the deletion. If c left the watch earlier, the watch could be
-	// removed just before it fires.
+	// If c left its own watch before the deletion, the watch could be removed just before it fires.
 	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
-// askTime is the longest time for which a release waits for a listing, to see whether there are
-// waiters. Without a reply in this time, the release assumes that there are waiters.
+// askTime is the longest time for which a release waits for a listing. After it, the release assumes
+// that there are waiters.
 const askTime = 200 * time.Millisecond
 
 // The method `others` lists the line, and reports whether the line has another contender that a hold
@@ -449,8 +446,7 @@ func (c *Claim) others(mode HoldMode) (bool, error) {
 		return false, c.Explain(err) // NoNode: the parent does not exist, so c's znode does not exist either
 	}
 	if c.Znode() != path {
-		// c was downgraded during the listing. So the listing may show the old znode, the new znode
-		// or both. It proves nothing about waiters, and does not show a loss.
+		// c was downgraded during the listing, so the listing proves nothing, and does not show a loss.
 		return true, nil
 	}
 	if !slices.Contains(names, me.Name) {
@@ -465,8 +461,8 @@ func (c *Claim) others(mode HoldMode) (bool, error) {
 	return false, nil
 }
 
-// First returns the name of the first contender, or "" if there is none. The function `list` lists
-// the children of a znode: it is Incarnation.Names or NamesFresh.
+// First returns the name of the first contender, or "". The function `list` is Incarnation.Names or
+// NamesFresh.
 func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, error)) (string, error) {
 	names, err := list(ctx, l.Dir)
 	if err != nil {
@@ -479,10 +475,9 @@ func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ct
 	return all[0].Name, nil
 }
 
-// ReadFirst returns the name of the first contender, and its znode. The state that ReadFirst
-// returns is not older than the call. If there is no contender, the name is "". The argument
-// `known` is the name of the last known first contender, or "". If this is still the first
-// contender, ReadFirst takes one round trip. If not, it takes two.
+// ReadFirst returns the name of the first contender, or "", and its znode. Neither is older than the
+// call. The argument `known` is the name of the last known first contender, or "". If this is still
+// the first contender, ReadFirst takes one round trip. If not, it takes two.
 func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known string) (name string, n session.Node, err error) {
 	list := inc.NamesFresh
 	if known != "" {
@@ -509,9 +504,7 @@ var errExhausted = errors.New("the path has had 2^31 children: the order is kept
 
 // Beside creates a shared child at the place of c in the line: the name of the child ends in c's
 // number. If c's own child does not exist, the servers refuse the create, and the error is NoNode.
-// After any error, including the end of ctx, no new child is left.
-//
-// The child needs no stake: c has one, in the same session.
+// After any error, no new child is left. The child needs no stake: c has one, in the same session.
 func (c *Claim) Beside(ctx context.Context) (Child, error) {
 	l, base := c.Line, c.Line.Base(Shared)
 	c.mu.Lock()

@@ -3,8 +3,8 @@
 // process. The root package has the methods that programs call.
 package lock
 
-// In this file, the goroutines of one process share a place in the line. The file has their list of
-// waiters and their holds. The order of processes is in line.go.
+// In this file, the goroutines of one process share a place in the line. The order of processes is in
+// line.go.
 
 import (
 	"cmp"
@@ -85,8 +85,7 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	l.serve()
 	l.mu.Unlock()
 	for {
-		// If several cases are ready, any choice is right: `leave` finds out whether w has a grant,
-		// or a place in the line.
+		// If several cases are ready, any choice is right: `leave` finds out what w has.
 		select {
 		case <-w.ready:
 		case <-ctx.Done():
@@ -101,7 +100,10 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 			case err != nil && ctx.Err() != nil:
 				return nil, l.leave(ctx, w), session.CtxErr(ctx)
 			case err != nil:
-				l.fail(w, err)
+				// The waiters behind w fail, too, because another attempt would fail in the same way.
+				l.mu.Lock()
+				l.failLocked(err, func(x *waiter) bool { return x == w || l.Handoffs > 0 })
+				l.mu.Unlock()
 			}
 		}
 		switch {
@@ -115,10 +117,9 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 	}
 }
 
-// The method `take` gives w the claim c, whose turn has come. If w is a reader, `take` also gives c
-// to the readers right behind w. If a goroutine of this process has lost its hold and not released
-// it yet, `take` returns false. Then w must wait for that goroutine, and `take` deletes c, so that
-// other processes need not wait for that goroutine.
+// The method `take` gives the claim c, whose turn has come, to w and, if w is a reader, to the readers
+// right behind w. If a goroutine of this process has lost its hold and not released it yet, `take`
+// returns false, and deletes c: only this process must wait for that goroutine.
 func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
@@ -138,8 +139,8 @@ func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	return h != nil
 }
 
-// The method `leave` removes w from the list, because its ctx has ended or the Session is being
-// closed. It returns a description of the contenders for which w has waited.
+// The method `leave` removes w from the list, because its ctx has ended or Close has begun. It
+// describes the contenders for which w has waited.
 func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	l.mu.Lock()
 	behind, p := w.behind, w.place
@@ -166,14 +167,6 @@ func (l *Lock) leave(ctx context.Context, w *waiter) Behind {
 	return *behind
 }
 
-// The method `fail` ends the wait of w with err, because w could not enter the line or stay in it.
-// The waiters behind w fail, too, because another attempt would fail in the same way.
-func (l *Lock) fail(w *waiter, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.failLocked(err, func(x *waiter) bool { return x == w || l.Handoffs > 0 }) // if Handoffs > 0, all others wait for w
-}
-
 // failLocked ends the waits for which `so` is true.
 func (l *Lock) failLocked(err error, so func(w *waiter) bool) {
 	for _, w := range l.waiting {
@@ -186,8 +179,8 @@ func (l *Lock) failLocked(err error, so func(w *waiter) bool) {
 }
 
 // The method `serve` gives grants to the first waiters, as far as the holds of this process permit,
-// and makes the next waiter enter the line. It is called after each change of the list or of a
-// hold. All functions from here to behindAt that do not lock mu are called under mu.
+// and makes the next waiter enter the line. It is called after each change of the list or of a hold.
+// A function from here to behindAt that does not lock mu is called under mu.
 func (l *Lock) serve() {
 	waits := false
 	switch {
@@ -220,10 +213,9 @@ func (l *Lock) enter(w *waiter) {
 	w.ready <- struct{}{}
 }
 
-// The method `room` is called for the first waiter, which waits for a hold in `mode`. It returns
-// the hold of this process that this waiter may get now. If there is no such hold, the result
-// `waits` reports whether the waiter must wait for a goroutine of this process. If `waits` is also
-// false, the waiter must enter the line.
+// The method `room` returns the hold of this process that the first waiter may get now. If there is
+// none, `waits` reports whether the waiter must wait for a goroutine of this process. Otherwise, it
+// must enter the line.
 func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	if h := l.regain(mode); h != nil {
 		return h, false
@@ -244,9 +236,8 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	return h, false
 }
 
-// The method `next` reports whether the first waiter waits for a hold in `mode`, and has no place
-// in the line. A waiter with a place must get its turn in the line, even if a goroutine of this
-// process has since acquired the lock by Try.
+// The method `next` reports whether the first waiter waits for a hold in `mode`, and has no place in
+// the line. With a place, it gets its turn in the line, even if a Try has acquired the lock since.
 func (l *Lock) next(mode HoldMode) bool {
 	return len(l.waiting) > 0 && l.waiting[0].mode == mode && l.waiting[0].place == nil
 }
@@ -274,10 +265,9 @@ func (l *Lock) admit(h *Claim, pin bool, f *session.Function) *Grant {
 	return g
 }
 
-// The method `hold` is called when the turn of the claim c has come. It makes c a hold of this
-// process. First, it ends every hold that cannot coexist with c. Such a hold is lost: its znode is
-// deleted, because c's turn has come. If a lost hold of this process is not released yet, the
-// result is nil.
+// The method `hold` makes c, whose turn has come, a hold of this process. First, it ends every hold
+// that cannot coexist with c. Such a hold is lost: its znode is deleted, because c's turn has come.
+// If a lost hold of this process is not released yet, the result is nil.
 func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	if c.Err() != nil {
 		return nil // the holds in l.holds may belong to the next session
@@ -313,12 +303,11 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 	return c
 }
 
-// The method `forget` drops the lost hold of an Election, because a waiter wants to enter the line.
-// This waiter need not wait for the release: the closed Lost channel has shown the loss to the former
-// leader. But the release may still come, and then it looks like the release of the next hold: see
-// `depart`. Run releases its own grant, so it does not cause this problem.
+// The method `forget` drops the lost hold of an Election, because a waiter wants to enter the line:
+// the closed Lost channel has shown the loss to the former leader. But the release may still come,
+// and then it looks like the release of the next hold: see `depart`. Run releases its own grant.
 func (l *Lock) forget() {
-	if !l.Elects || session.IsClosed(l.Manager.Closing) { // while the Session is being closed, no waiter enters the line, and the release must return the loss
+	if !l.Elects || session.IsClosed(l.Manager.Closing) { // during Close, no waiter enters the line, and the release must return the loss
 		return
 	}
 	for _, h := range slices.Clone(l.holds) {
@@ -341,10 +330,9 @@ func (l *Lock) read(h *Claim) {
 	h.lost.AfterFunc(func(why error) { reading.End(why) })
 }
 
-// The method `list` makes a listing of the line in the background, to find contenders other than h.
-// For an exclusive hold, it is called once, and the listing sets a watch if h is alone (Claim.Alone).
-// For a shared hold, `list` looks only for writers, and sets no watch: readers of other processes,
-// which block no reader, would often fire it.
+// The method `list` lists the line in the background, to find contenders other than h. For an
+// exclusive hold, it is called once, and the listing sets a watch if h is alone (Claim.Alone). For a
+// shared hold, `list` looks only for writers, and sets no watch: other readers would often fire it.
 func (l *Lock) list(h *Claim) {
 	if h.listing != nil && !session.IsClosed(h.listing) {
 		return
@@ -363,9 +351,8 @@ func (l *Lock) list(h *Claim) {
 	})
 }
 
-// The method `review` is called once in each session timeout while a waiter waits for a hold of
-// this process. If this hold was lost at least one session timeout ago, and is still not released,
-// the waiters fail: see `forgotten`.
+// The method `review` is called once in each session timeout while a waiter waits for a hold of this
+// process. The waiters fail if this hold is `forgotten`.
 func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -377,8 +364,8 @@ func (l *Lock) review() {
 	l.serve()
 }
 
-// The method `behind` describes the contenders for which w waits. These are the earlier goroutines
-// of this process and, if the first waiter has a place, the contenders ahead of that place.
+// The method `behind` describes the contenders for which w waits: the earlier goroutines of this
+// process and, if the first waiter has a place, the contenders ahead of that place.
 func (l *Lock) behind(w *waiter) *Behind {
 	if w.place != nil || len(l.waiting) == 0 {
 		return l.behindAt(w.place, 0)
@@ -470,10 +457,9 @@ func (l *Lock) BeginRelease(g *Grant) (finish func() error, found bool) {
 	return l.depart(func() (*Claim, int) { return l.useOf(g) })
 }
 
-// The method `renounce` ends the use of w. It is called if w got its grant at the same moment at
-// which the wait of w failed. An RUnlock has no handle. So an RUnlock by another reader may have
-// ended the use of w instead of that reader's use. In that case, `renounce` ends the use of that
-// reader.
+// The method `renounce` ends the use of w, which got its grant at the moment at which its wait failed.
+// An RUnlock has no handle. So an RUnlock by another reader may have ended the use of w instead of
+// its own. Then `renounce` ends the use of that reader.
 func (l *Lock) renounce(w *waiter) error {
 	finish, _ := l.depart(func() (*Claim, int) {
 		h, i := l.useOf(w.grant)
@@ -485,10 +471,10 @@ func (l *Lock) renounce(w *waiter) error {
 	return finish()
 }
 
-// The method `depart` calls `find` under mu, to choose a use. It removes this use from its hold.
-// Then the caller must call `finish` once, which does the slow part. This call may come later, in
-// another goroutine: it never ends a use that was granted after the call of `depart`. If there is
-// no use to end, `found` is false, and `finish` returns ErrNotLocked.
+// The method `depart` removes the use that `find` returns from its hold. Then the caller must call
+// `finish` once, which does the slow part, perhaps later and in another goroutine: it never ends a use
+// that was granted after the call of `depart`. If there is no use to end, `found` is false, and
+// `finish` returns ErrNotLocked.
 func (l *Lock) depart(find func() (*Claim, int)) (finish func() error, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -517,11 +503,9 @@ func (l *Lock) depart(find func() (*Claim, int)) (finish func() error, found boo
 	}
 	if l.owed && !g.Pinned {
 		// This may be the late release of a lost hold. It now ends the present hold instead, so the
-		// present leader must see a loss, and its own release may come late, too. A release that
-		// finds no hold does not clear `owed` either: many programs resign twice, to be sure.
-		//
-		// A grant of Run is not revoked. Resign ends the context of Run's function, and the grant
-		// must last while the function runs: it has the limits, and makes Close wait.
+		// present leader must see a loss, and its own release may come late, too. A release that finds
+		// no hold does not clear `owed` either: many programs resign twice, to be sure. A grant of Run
+		// must last while its function runs: it has the limits, and makes Close wait.
 		g.Revoke()
 	}
 	if h.used() { // other goroutines still use h
@@ -598,18 +582,15 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 	return g.Release()
 }
 
-// mayPass reports whether handOver may give h to another goroutine of this process.
-//
-// A transaction that got no reply may still be applied, but only while the znode of h exists,
-// because the transaction checks this znode. It must not be applied during the hold of the next
-// goroutine. So there is no handoff of h, and the znode is deleted. After the deletion, the
-// transaction cannot be applied.
+// mayPass reports whether handOver may give h to another goroutine of this process. A transaction
+// that got no reply may still be applied while the znode of h exists, which it checks, but not during
+// the hold of the next goroutine. So then the znode is deleted.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
-// The method `drop` removes h from the holds of this process. It is called under mu, like all
-// functions from here to unkeep.
+// The method `drop` removes h from the holds. It is called under mu, like all functions from here to
+// unkeep.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
 	if !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
@@ -618,9 +599,14 @@ func (l *Lock) drop(h *Claim) {
 	l.serve()
 }
 
-// The method `keep` is called at the end of g, the last use of h. If no other contender is in the
-// line, h keeps its place. Then the caller must pass e to the observer, without mu.
-func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
+// The method `keep` keeps the place of h at the end of g, its last use, if no other contender is in
+// the line. Then the caller must pass e to the observer, without mu.
+//
+// A kept place is as safe as a handoff: while the session lives, the znode is ahead of all others, and
+// a grant needs a confirmed session. It is fair, because the listing after the create has set a watch
+// on the line. When it fires, the client deletes the znode. (If another contender of this session has
+// set the watch earlier, our own create fires it. Then our place is not kept.)
+func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
@@ -629,27 +615,36 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, kept bool) {
 		l.Kept.Add(-1)
 		return e, false
 	}
-	if e, kept = g.Keep(); !kept { // h is lost
+	h.mu.Lock()
+	if h.state != held || !g.lasts { // h is lost
+		h.mu.Unlock()
 		l.Kept.Add(-1)
 		return e, false
 	}
+	e = h.event(session.EventReleased, nil)
+	g.overLocked()
+	h.enter(kept)
 	if h.recall == nil {
-		h.recall = func() { l.recall(h) }
-		h.lost.AfterFunc(func(error) { l.Manager.Spawn(h.recall) })
+		h.recall = func() { l.Manager.Spawn(func() { l.recall(h) }) }
+		h.lost.AfterFunc(func(error) { h.recall() })
 	}
 	h.timer = time.AfterFunc(l.Retain, h.recall)
-	// If a contender has come since the call of Alone, its create has fired the watch. Then
-	// OnRecall calls `recall` at once.
-	h.OnRecall(h.recall)
+	switch {
+	case h.lineWatch == nil:
+		h.recall()
+	case !h.recalls:
+		h.recalls = true
+		h.Incarnation.Watches.Tell(h.lineWatch, h, h.recall)
+	}
+	h.mu.Unlock()
 	l.idle = h
 	l.drop(h)
 	return e, true
 }
 
-// The method `regain` returns the kept place, if a goroutine can hold it in `mode` at once. There
-// are two conditions: no other contender has come, and the session is confirmed for long enough for
-// a grant (Incarnation.Assured). If `regain` returns nil, the caller deletes the kept place and
-// enters the line. In the line, a grant waits until the session is confirmed.
+// The method `regain` returns the kept place, if a goroutine can hold it in `mode` at once: no other
+// contender has come, and the session is confirmed for long enough for a grant. If `regain` returns
+// nil, the caller deletes the kept place and enters the line, where a grant waits for that.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
@@ -660,7 +655,7 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 	return h
 }
 
-// The method `discard` deletes the kept place, if there is one.
+// The method `discard` deletes the kept place.
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
 		l.unkeep(h)
@@ -689,10 +684,8 @@ func (l *Lock) recall(h *Claim) {
 }
 
 // Txn applies ops in one transaction, if g is still held. If g has been released, the error is
-// ErrNotLocked.
-//
-// Txn counts the transaction under mu, and a release decides about h under mu. So either the
-// release sees the transaction in the count, or the transaction does not begin.
+// ErrNotLocked. A release, which decides about h under mu, sees the transaction in the count, or the
+// transaction does not begin.
 func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
 	h, _ := l.useOf(g)
@@ -712,7 +705,7 @@ func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse
 }
 
 // Downgrade makes the exclusive hold a shared hold. If the hold is released at the same time, the
-// error is ErrNotLocked. For `bare`, see Current.
+// error is ErrNotLocked. For `bare`, see BeginUnlock.
 func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	start := time.Now()
 	moving, stop := context.WithCancel(ctx)
@@ -762,20 +755,15 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	l.serve()
 	l.mu.Unlock()
 	l.Manager.Waited(op, l.Path, start, nil)
-	r := inc.Remove(former)
-	select { // wait for the deletion of the write znode; in every case, the downgrade is done
-	case <-r.Done:
-	case <-r.Refused.Done(): // readers behind the write znode wait until the servers permit its deletion
-	case <-inc.Disconnection():
-	case <-inc.Ctx.Done(): // the loss ends the grants of the readers
-	case <-ctx.Done():
-	}
+	// The downgrade is done. Readers behind the write znode wait for its deletion.
+	connected, disconnected := l.Manager.Until(ctx, inc.Disconnection())
+	defer disconnected()
+	inc.Remove(former).Outcome(connected)
 	return nil
 }
 
-// Standing returns an Ending that ends when the present hold is lost. Standing tries the modes in
-// their order, and the first mode with a hold counts. If this hold is already lost, or there is no
-// hold, the Ending has already ended.
+// Standing returns an Ending that ends when the present hold is lost: a hold in the first of `modes`
+// that has one. If this hold is already lost, or there is no hold, the Ending has already ended.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -793,11 +781,9 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	return over
 }
 
-// The method `readers` returns the Ending of all readers. It is called while a reader uses a hold
-// that is not lost.
-//
-// A reader without a handle does not know which shared hold of the process it uses. So the loss of
-// one shared hold is a loss for all readers. If l.reading has ended, the lost hold is released, and
+// The method `readers` returns the Ending of all readers. It is called while a reader uses a hold that
+// is not lost. A reader without a handle does not know which shared hold of the process it uses. So
+// the loss of one is a loss for all readers. If l.reading has ended, the lost hold is released, and
 // its loss does not concern the readers that remain.
 func (l *Lock) readers() *session.Ending {
 	if l.reading == nil || l.reading.Cause() != nil {
@@ -820,8 +806,7 @@ func (l *Lock) Wanted() bool {
 }
 
 // Current returns the newest grant of the hold of this process (see `present`), and the mode of the
-// hold. If `bare` is true, the caller is inside a Do that has no hold. A use that a Do releases
-// belongs to another Do. So then only other uses count, as for BeginUnlock.
+// hold. For `bare`, see BeginUnlock.
 func (l *Lock) Current(bare bool) (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -863,16 +848,16 @@ func isLost(c *Claim) bool { return c.Err() != nil }
 
 func (c *Claim) used() bool { return len(c.uses) > 0 }
 
-// The method `occupied` reports whether a hold must be released before another goroutine can get
-// the lock in `mode`. Even a new reader must wait for the release of a lost shared hold. Without
-// this wait, RUnlock could return the loss to the new reader, because RUnlock has no handle.
+// The method `occupied` reports whether a hold must be released before another goroutine can get the
+// lock in `mode`. Even a new reader waits for the release of a lost shared hold: otherwise, RUnlock,
+// which has no handle, could return the loss to the new reader.
 func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
 		return mode == Exclusive || h.mode == Exclusive || isLost(h)
 	})
 }
 
-// The method `joinable` returns a hold that a reader may join, or nil if there is none.
+// The method `joinable` returns a hold that a reader may join, or nil.
 func (l *Lock) joinable() *Claim {
 	for _, h := range slices.Backward(l.holds) {
 		if h.mode == Shared && !h.closed && h.used() {
@@ -887,10 +872,9 @@ func (l *Lock) joinable() *Claim {
 // returns -1, the hold does not count. If no hold counts, the result is nil. A lost hold comes first,
 // so that the release returns the loss, and then the oldest hold.
 //
-// A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got
-// the lock since the grant of that hold. A newer hold does not show this to the earlier readers:
-// perhaps another client has deleted the znode of an earlier hold, and a writer has come between the
-// two.
+// A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got the
+// lock since the grant of that hold. A newer hold does not show this: perhaps another client has
+// deleted an earlier znode, and a writer has come between the two.
 func (l *Lock) present(mode HoldMode, pick func(uses []*Grant) int) (found *Claim, i int) {
 	for _, h := range l.holds {
 		if h.mode != mode || pick(h.uses) < 0 {
@@ -920,8 +904,8 @@ func (l *Lock) anonymous(mode HoldMode, bare bool) (*Claim, int) {
 	})
 }
 
-// useOf returns the use of g. The results are the hold, and the index of the use in this hold. If g
-// has been released, the hold is nil.
+// useOf returns the hold of g, and the index of the use in this hold. If g has been released, the hold
+// is nil.
 func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	for _, h := range l.holds {
 		if i := slices.Index(h.uses, g); i >= 0 {
@@ -931,9 +915,8 @@ func (l *Lock) useOf(g *Grant) (*Claim, int) {
 	return nil, 0
 }
 
-// The method `forgotten` returns an error if this process lost a hold at least one session timeout
-// ago, and has not released the hold yet. The hold of a Do never counts as forgotten, because Do
-// releases the hold when its function returns.
+// The method `forgotten` returns an error if a hold of this process is Forgotten. The hold of a Do is
+// never forgotten: Do releases it when its function returns.
 func (l *Lock) forgotten() (err error) {
 	for _, h := range l.holds {
 		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {

@@ -96,16 +96,15 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 	return nil
 }
 
-// Within is called if the program's function f has acquired permits of p. From then on, Close waits
-// for f before it releases p. p and f may be nil.
+// Within is called if the program's function f has acquired permits of p: Close waits for f before it
+// releases p. p and f may be nil.
 func (p *Permits) Within(f *session.Function) {
 	if p == nil || f == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// The function of another Do may be about to begin, so keep it: only a function that is over is
-	// forgotten.
+	// Keep a function that may be about to begin.
 	p.within = append(slices.DeleteFunc(p.within, (*session.Function).Over), f)
 }
 
@@ -130,26 +129,19 @@ func (p *Permits) inFunction() bool {
 func (p *Permits) Vanished(o *session.OwnWatch) { p.deleted(o.Path) }
 
 func (p *Permits) deleted(path string) {
-	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && p.has(path) }) {
+	ours := func(l Permit) bool { return l.Path == path }
+	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && (path == "" || slices.ContainsFunc(p.leases, ours)) }) {
 		p.withdraw() // to delete the other znodes
 	}
 }
 
-// The method `has` reports whether the znode at `path` belongs to p. For the path "", it returns
-// true.
-func (p *Permits) has(path string) bool {
-	return path == "" || slices.ContainsFunc(p.leases, func(l Permit) bool { return l.Path == path })
-}
-
-// Left returns a channel. It is closed when the program has released all permits of p, lost permits
-// included.
+// Left returns a channel that is closed when the program has released all permits of p, lost or not.
 func (p *Permits) Left() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.leftLocked()
 }
 
-// Held returns the number of permits in p.
 func (p *Permits) Held() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,9 +177,8 @@ func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.D
 	return left, r, lost
 }
 
-// Result returns the outcome of r, which Release has returned. If the outcome is a loss, and the
-// session has ended or Release has released the last permit, Result closes Lost before it returns.
-// In all other cases, the remaining permits are not lost.
+// Result returns the outcome of r, which Release has returned. If that is a loss, and the session has
+// ended or Release has released the last permit, p is lost, too.
 func (p *Permits) Result(r *session.Deletion) error {
 	err := r.Result()
 	if err != nil {
@@ -264,8 +255,8 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 	return p.last
 }
 
-// The function `drop` ends the watches of `leases`. It returns another function, `left`. The caller
-// must call `left` when the znodes are deleted.
+// The function `drop` ends the watches of `leases`. The caller must call `left` when the znodes are
+// deleted.
 func drop(leases []Permit) (left func()) {
 	var all []func()
 	for _, l := range leases {
@@ -278,7 +269,6 @@ func drop(leases []Permit) (left func()) {
 	}
 }
 
-// PathsOf returns the paths of `leases`.
 func PathsOf(leases []Permit) []string {
 	paths := make([]string, len(leases))
 	for i, l := range leases {
