@@ -99,16 +99,13 @@ func waited(ctx context.Context, m *session.Manager, start time.Time, err error)
 	return fmt.Errorf("waited %v: %w", lasted, err)
 }
 
-// firstAhead describes the contender for which a caller waits, as a holder in the given mode, or
-// returns the zero Contender. The argument owner is the owner of contenders of this process.
-func firstAhead(b lock.Behind, owner []byte, mode Mode) Contender {
-	switch c := b.Own; {
-	case c != nil:
-		return Contender{Owner: string(owner), Node: session.BaseName(c.Znode()), Session: c.Incarnation.ID.Load(), Mode: mode, Holding: true, Since: c.Since()}
-	case b.Name != "":
-		return contenderOf(b.Name, b.Node, mode, true)
+// firstAhead describes the contender for which a caller waits, as a holder in the given mode. If it
+// is unknown, firstAhead returns the zero Contender.
+func firstAhead(b lock.Behind, mode Mode) Contender {
+	if b.Name == "" {
+		return Contender{}
 	}
-	return Contender{}
+	return contenderOf(b.Name, b.Node, mode, true)
 }
 
 // opError adds the operation and the path to err, unless err is nil or has them already.

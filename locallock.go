@@ -42,7 +42,7 @@ func (q *localLock) acquire(ctx context.Context, mode lock.HoldMode, pin bool) (
 	_, o := q.s.begin(ctx, q.op(mode))
 	g, behind, err := q.local.Acquire(ctx, mode, pin)
 	if err != nil {
-		err = waitEnded(ctx, q.s.m, err, o.began, firstAhead(behind, q.local.Line.Data, Mode(behind.Mode)), behind.Place)
+		err = waitEnded(ctx, q.s.m, err, o.began, firstAhead(behind, Mode(behind.Mode)), behind.Place)
 		o.end(err)
 		return nil, nil, err
 	}

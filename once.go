@@ -339,7 +339,7 @@ func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Gr
 		return nil, nil, errMarked
 	}
 	b := behind.Now()
-	err = waitEnded(ctx, o.s.m, err, op.began, firstAhead(b, nil, ModeExclusive), b.Place)
+	err = waitEnded(ctx, o.s.m, err, op.began, firstAhead(b, ModeExclusive), b.Place)
 	op.end(err)
 	return nil, nil, err
 }

@@ -132,7 +132,7 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 	var ahead lock.Ahead
 	if a, err = m.obtain(ctx, n, true, &ahead); err != nil {
 		b := ahead.Now()
-		behind, place := firstAhead(b, nil, ModePermits), min(b.Place, 1)
+		behind, place := firstAhead(b, ModePermits), min(b.Place, 1)
 		if w, ok := err.(*WaitError); ok {
 			err = w.err // the cause of the end; other contenders are ahead of us at the gate
 			if w.Place > 0 {
@@ -538,7 +538,7 @@ func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota,
 		defer held.Ending().AfterFunc(end)()
 	}
 	// A release wakes only us, because all other waiters are at the gate.
-	err = ahead.AwaitAny(waiting, inc, []*conn.Watch{w, q.watch}, list)
+	err = ahead.AwaitEither(waiting, inc, w, q.watch, list)
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return session.CtxErr(ctx) // `waiting` may have ended before ctx, which has the cause

@@ -5,7 +5,6 @@ package lock
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,9 +21,8 @@ type Ahead struct{ now atomic.Pointer[Behind] }
 // A Behind describes the contenders for which a waiter waits: their number and, if known, the first
 // of them.
 type Behind struct {
-	Own   *Claim       // the first contender, if a goroutine of this process holds it; otherwise nil
-	Name  string       // the name of the first contender in the line; "" if this contender is Own, or is unknown
-	Node  session.Node // the znode of the same contender; empty before the first read
+	Name  string       // of the first contender; "" if it is unknown
+	Node  session.Node // its znode; empty before the first read
 	Mode  HoldMode
 	Place int
 	dir   string // the parent of the contenders
@@ -66,9 +64,9 @@ func (a *Ahead) Now() (b Behind) {
 	return b
 }
 
-// Look reads the znode of the first contender. If that contender has left, Look calls the function
-// `list`, which lists the line and returns the name of the first contender and the number of all
-// contenders ahead. After an error, `a` stays unchanged.
+// Look reads the znode of the first contender. If that contender has left, Look calls `list`, which
+// lists the line. Its results are the name of the first contender, and the number of all contenders
+// ahead. After an error, `a` stays unchanged.
 func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context) (first string, place int, err error)) {
 	for again := false; ; again = true {
 		b := a.Now()
@@ -94,17 +92,18 @@ func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation, list func(ct
 	}
 }
 
-// AwaitAny waits until one of `watches` has fired, like Incarnation.AwaitAny. Meanwhile, it calls
-// Look at the times of a long wait.
-func (a *Ahead) AwaitAny(ctx context.Context, inc *session.Incarnation, watches []*conn.Watch, list func(ctx context.Context) (first string, place int, err error)) error {
-	fired := func(w *conn.Watch) bool { return session.IsClosed(w.Fired) }
+// AwaitEither waits until either watch has fired. During the wait, it calls Look after a second, and
+// each time that the wait has doubled.
+func (a *Ahead) AwaitEither(ctx context.Context, inc *session.Incarnation, one, two *conn.Watch, list func(ctx context.Context) (first string, place int, err error)) error {
 	pause := lookAfter
 	for due := time.Now().Add(pause); ; due, pause = time.Now().Add(pause), min(2*pause, lookEvery) {
-		if err := inc.AwaitAny(ctx, watches, due); err != nil || slices.ContainsFunc(watches, fired) {
+		if err := inc.AwaitAny(ctx, []*conn.Watch{one, two}, due); err != nil || session.IsClosed(one.Fired) || session.IsClosed(two.Fired) {
 			return err
 		}
-		until, stop := inc.Manager.Until(ctx, watches[0].Fired)
+		until, stop := inc.Manager.Until(ctx, one.Fired)
+		until, stopToo := inc.Manager.Until(until, two.Fired)
 		a.Look(until, inc, list)
+		stopToo()
 		stop()
 	}
 }

@@ -21,14 +21,14 @@ import (
 // claim has one grant after another or, if it is shared, several at the same time.
 type Grant struct {
 	Claim  *Claim
-	lost   session.Ending    // ends if the claim is lost during the grant, and not later
-	hook   session.Hook      // ends `lost`
-	lasts  bool              // false after the end of the grant; guarded by claim.mu
-	use    int               // the number of this grant among the grants of the claim, for the trace
-	free   func()            // stops the limits of the grant (Hold.limited); nil if it has no limits
-	Pinned bool              // a Do or Run releases the grant; guarded by its Lock's mu
-	within *session.Function // the program's function that holds the grant, or nil; set under claim.mu and the Lock's mu, so that either guards it
-	follow func(error)       // called when the grant ends, without locks: see Follow; guarded by claim.mu
+	lost   session.Ending      // ends if the claim is lost during the grant, and not later
+	hook   session.Hook        // ends `lost`
+	lasts  bool                // false after the end of the grant; guarded by claim.mu
+	use    int                 // the number of this grant among the grants of the claim, for the trace
+	free   func()              // stops the limits of the grant (Hold.limited); nil if it has no limits
+	Pinned bool                // a Do or Run releases the grant; guarded by its Lock's mu
+	within []*session.Function // the program's functions that hold the grant, or may hold it (Lock.inherit); guarded by claim.mu
+	follow func(error)         // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
 
 // Grant begins the next use of c, whose turn has come. op is for the observer. If the session has
@@ -73,16 +73,26 @@ func (c *Claim) Grant(op string) *Grant {
 	return g
 }
 
-// Within is called if the program's function f holds g. From then on, Close waits for f before it
-// releases g. g and f may be nil.
-func (g *Grant) Within(f *session.Function) {
-	if g == nil || f == nil {
-		return
+// Within is called if the program's functions `fs` hold g, or may hold it: Close waits for them before
+// it releases g. g may be nil.
+func (g *Grant) Within(fs ...*session.Function) {
+	if g != nil {
+		g.Claim.mu.Lock()
+		defer g.Claim.mu.Unlock()
+		g.within = within(g.within, fs)
 	}
-	c := g.Claim
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	g.within = f
+}
+
+// The function `within` adds `fs` to `former`, without the functions that are over. A function that
+// has not begun may be about to begin.
+func within(former, fs []*session.Function) []*session.Function {
+	former = slices.DeleteFunc(former, (*session.Function).Over)
+	for _, f := range fs {
+		if f != nil && !slices.Contains(former, f) {
+			former = append(former, f)
+		}
+	}
+	return former
 }
 
 // OnEnd ends g by the loss `why` or, if `why` is nil, by a release. It is called under Claim.mu.
@@ -375,7 +385,7 @@ func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
 func (c *Claim) inFunction() bool {
 	return c.Unwatched || slices.ContainsFunc(c.lost.Owners(), func(owner any) bool {
 		g, ok := owner.(*Grant)
-		return ok && g.within.Runs()
+		return ok && slices.ContainsFunc(g.within, (*session.Function).Runs)
 	})
 }
 

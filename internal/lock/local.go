@@ -384,7 +384,9 @@ func (l *Lock) behindAt(p *Place, before int) *Behind {
 		}
 	}
 	if len(l.holds) > 0 && !isLost(l.holds[0]) {
-		return &Behind{Own: l.holds[0], Mode: l.holds[0].mode, Place: 1 + before}
+		h := l.holds[0]
+		stat := zk.Stat{EphemeralOwner: h.Incarnation.ID.Load(), Ctime: h.Since().UnixMilli()}
+		return &Behind{Name: session.BaseName(h.Znode()), Node: session.Node{Data: l.Line.Data, Stat: &stat}, Mode: h.mode, Place: 1 + before}
 	}
 	return new(Behind)
 }
@@ -488,7 +490,7 @@ func (l *Lock) depart(find func() (*Claim, int)) (finish func() error, found boo
 			stop() // perhaps the servers do not answer, and Unlock does not wait for them
 			<-moving
 			finish, _ := l.depart(func() (*Claim, int) {
-				// If the Downgrade has made the hold shared, an Unlock does not find it any more.
+				// If the Downgrade has made the hold shared, an Unlock does not find it.
 				if h, i := find(); h != nil && h.uses[i] == g {
 					return h, i
 				}
@@ -518,18 +520,12 @@ func (l *Lock) depart(find func() (*Claim, int)) (finish func() error, found boo
 
 // The method `inherit` is called when an RUnlock has ended the use g. Perhaps it is the RUnlock of
 // another reader. Then the reader that got g goes on with the use of that reader, perhaps in a
-// function of the program. Close waits for this function, and must not release its hold. So another
-// use now counts as the function's.
+// function of the program. Close waits for this function, and must not release a shared hold that
+// remains. So the functions of g may now hold another use of each such hold.
 func (l *Lock) inherit(g *Grant) {
-	if !g.within.Runs() {
-		return
-	}
 	for _, h := range l.holds {
-		for _, other := range h.uses {
-			if !other.Pinned && !other.within.Runs() {
-				other.Within(g.within)
-				return
-			}
+		if i := slices.IndexFunc(h.uses, func(g *Grant) bool { return !g.Pinned }); i >= 0 {
+			h.uses[i].Within(g.within...)
 		}
 	}
 }
@@ -582,9 +578,9 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 	return g.Release()
 }
 
-// mayPass reports whether handOver may give h to another goroutine of this process. A transaction
-// that got no reply may still be applied while the znode of h exists, which it checks, but not during
-// the hold of the next goroutine. So then the znode is deleted.
+// mayPass reports whether handOver may give h to another goroutine of this process. An unanswered
+// transaction may still be applied while the znode of h exists, because it checks this znode. It must
+// not be applied during the next hold. So h is not handed over, and the znode is deleted.
 func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
@@ -644,7 +640,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 
 // The method `regain` returns the kept place, if a goroutine can hold it in `mode` at once: no other
 // contender has come, and the session is confirmed for long enough for a grant. If `regain` returns
-// nil, the caller deletes the kept place and enters the line, where a grant waits for that.
+// nil, the caller deletes the kept place and enters the line. There, it waits for a confirmed session.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
 	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {

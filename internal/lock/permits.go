@@ -104,8 +104,7 @@ func (p *Permits) Within(f *session.Function) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Keep a function that may be about to begin.
-	p.within = append(slices.DeleteFunc(p.within, (*session.Function).Over), f)
+	p.within = within(p.within, []*session.Function{f})
 }
 
 // Own is called after Within, if f is the function of a Do that has just acquired n permits of p.

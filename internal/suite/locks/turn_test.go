@@ -2,6 +2,7 @@ package locks
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -203,17 +204,22 @@ func TestTxnOfAReaderEndsWithTheLossThoughAnotherReaderHasLeft(t *testing.T) {
 }
 
 // A function of the program reads, and another reader of its process comes and goes. Close waits for the function, and
-// until then, no writer works.
+// until then, no writer works. The other reader may be in a function, too, which has returned since.
 func TestCloseKeepsTheReadLockOfAFunctionThoughAnotherReaderHasLeft(t *testing.T) {
-	for _, handoffs := range []int{16, 0} { // without a znode of its own, or with one
+	for i := range 4 {
+		handoffs := []int{16, 0}[i/2] // without a znode of its own, or with one
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s, other := suite.Open(t, srv), suite.Open(t, srv)
 			rw, writer := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(handoffs)), zsync.NewRWMutex(other, "/rw")
 			var closed, write <-chan error
 			harness.Must(t, zsync.NewMutex(s, "/m").Do(t.Context(), func(ctx context.Context) error {
 				harness.Must(t, rw.RLock(ctx))
-				harness.Must(t, rw.RLock(t.Context()))
-				harness.Must(t, rw.RUnlock())
+				another := func(ctx context.Context) error { return errors.Join(rw.RLock(ctx), rw.RUnlock()) }
+				if i%2 == 0 {
+					harness.Must(t, another(t.Context()))
+				} else {
+					harness.Must(t, zsync.NewMutex(s, "/another").Do(t.Context(), another))
+				}
 				write = harness.Arrive(t, func() error { return writer.Lock(t.Context()) })
 				closed = harness.Async(s.Close)
 				<-ctx.Done()
