@@ -226,7 +226,11 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if err != nil {
 			return nil, err
 		}
-		if a, over, err := m.acquireAtOnce(ctx, q, n, wait); a != nil || over || err != nil {
+		a, over, err := m.acquireAtOnce(ctx, q, n, wait)
+		switch {
+		case goesOn(err):
+			continue
+		case a != nil || over || err != nil:
 			return a, err
 		}
 		var gate *lock.Grant
@@ -239,21 +243,25 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 			return nil, err
 		}
 		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
-		if (errors.Is(err, session.ErrEnded) || errors.Is(err, errUnsettled)) && m.s.m.Failure() == nil {
+		if goesOn(err) && m.s.m.Failure() == nil {
 			ahead.Forget() // we are no longer first at the gate
 		}
 		inc := gate.Claim.Incarnation
 		lapse := inc.Lapse()
 		m.s.m.GiveUp(ctx, func() error { return m.gate.release(lock.Exclusive) }) // a loss of the gate does not affect the permits: their transaction proved that we had it
-		var a *lock.Permits
 		if leases != nil && err == nil {
 			a, err = m.keep(ctx, inc, lapse, leases, n)
 		}
-		// A waiter continues in the next session, or at another place in the line.
-		if !errors.Is(err, session.ErrEnded) && !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
+		if !goesOn(err) {
 			return a, err
 		}
 	}
+}
+
+// goesOn reports whether, after err, a waiter continues in the next session, or at another place in
+// the line.
+func goesOn(err error) bool {
+	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) || errors.Is(err, errUnsettled)
 }
 
 // errUnsettled means that this process has lost permits and has not released them.

@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"context"
-	"errors"
 
 	"github.com/go-zookeeper/zk"
 
@@ -83,7 +82,7 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 		// permits seem to be free. Both listings are newer than the call.
 		lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
 		if err != nil || len(lists[0]) > 0 || m.weightOfAll(lists[1]) > q.limit-n {
-			return nil, err == nil, unlessEnded(err)
+			return nil, err == nil, err
 		}
 	}
 	m.s.m.Waiters.Add(1)
@@ -101,10 +100,8 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 		}
 	}
 	if err == nil && withdrawn == nil {
-		if a, err = m.keep(ctx, inc, inc.Lapse(), leases, n); errors.Is(err, errUnsettled) {
-			return nil, false, nil
-		}
-		return a, false, unlessEnded(err)
+		a, err = m.keep(ctx, inc, inc.Lapse(), leases, n)
+		return a, false, err
 	}
 	if ctx.Err() == nil {
 		withdrawn.Outcome(ctx) // otherwise, the listing behind the gate could count our znodes as permits in use
@@ -115,13 +112,4 @@ func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait b
 		withdrawn.Await(session.Grace)
 	}
 	return nil, false, session.CtxErr(ctx)
-}
-
-// unlessEnded returns err, or nil if err says that the session has ended. The caller then
-// continues in the next session.
-func unlessEnded(err error) error {
-	if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
-		return nil
-	}
-	return err
 }
