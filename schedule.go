@@ -215,9 +215,8 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 // that content, no instant must run, and the method stops waiting for the lock. It reports whether
 // it ran f. The error is errPassed if the instant was not run. Then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// This attempt has its own Mutex value. So the transaction that records the result needs the hold
-	// of this attempt. If that hold is lost, the transaction fails, even if another goroutine has the
-	// next hold.
+	// This attempt has its own Mutex value. So if its hold is lost, the transaction that records the
+	// result fails, even if another goroutine has the next hold.
 	lock := NewMutex(c.s, c.path)
 	if lock.within(ctx) != nil {
 		return false, ErrDeadlock
@@ -243,8 +242,7 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 			end(errPassed)
 		}
 	})
-	// The function `settled` ends the watch, and reports whether the watch has ended the wait. After
-	// its first call, a done instant does not end the context `waiting`.
+	// The function `settled` ends the watch, and reports whether the watch has ended the wait.
 	settled := func() bool {
 		stop()
 		<-ended
@@ -607,8 +605,8 @@ func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (
 }
 
 // pauseLeft returns the time until the next attempt of the instant `at`. The pause begins with the
-// failure, by the clock of the process that failed. Clocks differ, so this process also measures
-// the pause from its first read of the failure. The pause ends at the sooner of the two times.
+// failure, by the clock of the process that failed, or with the first read of the failure by this
+// process, whichever ends it sooner: clocks differ.
 func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 	attempts := r.attempts(at)
 	if attempts == 0 {

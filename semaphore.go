@@ -414,8 +414,8 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	// Resize must not lock the gate, because the holder of the gate may be waiting for this Resize. In
-	// a transaction that creates permits, the servers check the version of the limit.
+	// Resize must not lock the gate, because its holder may be waiting for this Resize. The servers
+	// check the version of the limit in a transaction that creates permits.
 	limit := m.stored(n)
 	ops := []any{
 		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
@@ -426,8 +426,7 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			data, _, err := inc.Get(ctx, m.root)
 			if session.IsNoNode(err) {
-				// The new znode has no limit yet. Another process may store its own limit now. In both
-				// cases, the transaction then stores n and the mark.
+				// Even if another process stores its own limit now, the transaction stores n and the mark.
 				return m.makeRoot(ctx, inc, nil)
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
@@ -686,21 +685,17 @@ func (m *Semaphore) Release(n int64) (err error) {
 // releaseOf releases n permits. Only Do passes its permits `a` and its function f. If `a` has fewer
 // than n permits, releaseOf releases all of them and returns ErrNotLocked.
 func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) error {
-	rest := a != nil
 	m.mu.Lock()
-	if a == nil {
-		a = m.held
+	held := int64(0)
+	if m.held != nil {
+		held = m.held.Held()
 	}
-	if a == nil || a != m.held || a.Held() < n && !rest {
-		held := int64(0)
-		if m.held != nil {
-			held = m.held.Held()
-		}
+	if m.held == nil || a != nil && a != m.held || a == nil && held < n {
 		m.mu.Unlock()
 		return session.Worded(fmt.Sprintf("%d permits, %d held", n, held), ErrNotLocked)
 	}
-	short := a.Held() < n
-	left, r, lost := a.Release(min(n, a.Held()), f)
+	a = m.held
+	left, r, lost := a.Release(min(n, held), f)
 	if !left {
 		m.held = nil
 		close(m.freed)
@@ -713,7 +708,7 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) err
 		return err
 	}
 	m.s.m.Observe(session.Report{Kind: session.EventReleased, Op: "acquire", Path: m.path, Wait: time.Since(a.Since())})
-	if short {
+	if held < n {
 		return ErrNotLocked
 	}
 	return nil

@@ -40,14 +40,12 @@ func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep
 //
 // How changes are applied:
 //
-//  1. A caller puts its change into the queue. If no goroutine is applying changes,
-//     a goroutine starts.
-//  2. The goroutine takes all changes from the queue. Their callers wait at the same time,
-//     so every order is correct. The goroutine applies additions first.
-//  3. If this process has enough open tasks, the goroutine applies all these changes with
-//     one request, which creates, writes or deletes the znode of this process.
-//  4. If this process has too few open tasks, the goroutine reads the znodes of other
-//     sessions. One transaction writes or deletes these znodes and the znode of this
+//  1. A caller puts its change into the queue. If no goroutine is applying changes, one starts.
+//  2. The goroutine takes all changes from the queue. Their callers wait at the same time, so every
+//     order is correct.
+//  3. If this process has enough open tasks, one request applies all these changes: it creates,
+//     writes or deletes the znode of this process.
+//  4. Otherwise, one transaction writes or deletes the znodes of other sessions and that of this
 //     process. It checks the version of each znode.
 //  5. A change fails if all sessions together have too few open tasks.
 //  6. If the queue has new changes, the goroutine continues with step 2.
@@ -200,9 +198,8 @@ func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
-		// `Done` can return before its task has ended. A persistent task, or a task of
-		// another session, does not end with this session. So Close waits until the change is
-		// applied.
+		// Close waits until the change is applied: `Done` can return before, and a persistent task, or a
+		// task of another session, does not end with this session.
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() { defer stay(); t.run() })
 	}
@@ -237,9 +234,7 @@ func (t *Tally) postponeLocked(cs []*change, err error) []*change {
 		}
 		t.m.Spawn(func() {
 			defer stay()
-			// Close waits for the next attempt, within its usual limit. After that limit, the attempt
-			// fails.
-			select {
+			select { // Close waits for the next attempt, within its usual limit
 			case <-time.After(wait):
 			case <-leaving:
 			case <-t.m.Over:
@@ -585,9 +580,8 @@ func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, other
 			end(a)
 		}
 	}
-	// The tasks of other sessions outlive this session. So the transaction must be
-	// completed even if this session ends. A failed attempt cannot be applied late, because
-	// no znode has the same path and version twice.
+	// The tasks of other sessions outlive this session, so the transaction does, too. A failed attempt
+	// cannot be applied late, because no znode has the same path and version twice.
 	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
 		return 0, err
 	}
