@@ -146,11 +146,11 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 		return nil, o.fail("do", err)
 	}
 	// Step 3. If the watch stands, no mark exists while h holds. Argument: a Do creates the mark in the
-	// transaction that deletes its znode, and before that deletion. The listing or the event that has
-	// shown h to be the first contender has arrived, and the watch has not fired. On one connection, an
-	// event arrives before every event and reply that shows a later state. On a new connection, the
-	// client sets the watch again before all calls, and a missed event fires it. So no contender ahead
-	// of h has created a mark. While h's znode exists, all other contenders are behind h.
+	// transaction that deletes its znode, and before that deletion. So on one connection, the event of
+	// the mark arrives before any event or listing that shows h to be the first contender. On a new
+	// connection, the client sets the watch again before all requests. A turn then needs the reply to
+	// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
+	// other contenders are behind h.
 	if inc := h.Claim.Incarnation; g.inc != inc || !inc.Watches.Stands(g.w) {
 		lapse := inc.Lapse()
 		g, e := o.look(ctx, o.valued)
