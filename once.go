@@ -464,17 +464,26 @@ func OnceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 
 // OnceValues is [OnceValue] for a function of two values.
 func OnceValues[T1, T2 any](s *Session, path string, f func(ctx context.Context) (T1, T2, error), opts ...ValueOption) func(ctx context.Context) (T1, T2, error) {
-	var both func(ctx context.Context) (codec.Pair[T1, T2], error)
+	var both func(ctx context.Context) (func() (T1, T2), error)
 	if f != nil {
-		both = func(ctx context.Context) (v codec.Pair[T1, T2], err error) {
-			v.First, v.Second, err = f(ctx)
-			return v, err
+		both = func(ctx context.Context) (func() (T1, T2), error) {
+			v1, v2, err := f(ctx)
+			return func() (T1, T2) { return v1, v2 }, err
 		}
 	}
-	get := onceValue(s, path, both, opts, codec.EncodePair[T1, T2], codec.DecodePair[T1, T2])
-	return func(ctx context.Context) (T1, T2, error) {
+	get := onceValue(s, path, both, opts, func(c codec.Encoding, v func() (T1, T2)) ([]byte, error) {
+		v1, v2 := v()
+		return codec.EncodePair(c, v1, v2)
+	}, func(c codec.Encoding, data []byte) (func() (T1, T2), error) {
+		v1, v2, err := codec.DecodePair[T1, T2](c, data)
+		return func() (T1, T2) { return v1, v2 }, err
+	})
+	return func(ctx context.Context) (v1 T1, v2 T2, err error) {
 		v, err := get(ctx)
-		return v.First, v.Second, err
+		if v != nil { // f was called, or a stored pair was read
+			v1, v2 = v()
+		}
+		return v1, v2, err
 	}
 }
 

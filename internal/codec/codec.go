@@ -152,20 +152,14 @@ func Decode[T any](c Encoding, data []byte) (v T, err error) {
 	return v, err
 }
 
-// A Pair is two values that are stored together.
-type Pair[T1, T2 any] struct {
-	First  T1
-	Second T2
-}
-
-// EncodePair returns the two encoded values, the second after the first. The result begins with the
-// length of the first value, in four bytes.
-func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
-	first, err := Encode(c, v.First)
+// EncodePair returns two encoded values, the second after the first. The result begins with the length
+// of the first value, in four bytes.
+func EncodePair[T1, T2 any](c Encoding, v1 T1, v2 T2) ([]byte, error) {
+	first, err := Encode(c, v1)
 	if err != nil {
 		return nil, err
 	}
-	second, err := Encode(c, v.Second)
+	second, err := Encode(c, v2)
 	if err != nil {
 		return nil, err
 	}
@@ -173,17 +167,18 @@ func EncodePair[T1, T2 any](c Encoding, v Pair[T1, T2]) ([]byte, error) {
 	return append(append(data, first...), second...), nil
 }
 
-// DecodePair is the inverse of EncodePair.
-func DecodePair[T1, T2 any](c Encoding, data []byte) (v Pair[T1, T2], err error) {
+// DecodePair is the inverse of EncodePair. If it returns an error, both values are zero.
+func DecodePair[T1, T2 any](c Encoding, data []byte) (v1 T1, v2 T2, err error) {
 	if len(data) < 4 || uint64(binary.BigEndian.Uint32(data)) > uint64(len(data)-4) {
-		return v, errors.New("the stored bytes are not a pair of values")
+		return v1, v2, errors.New("the stored bytes are not a pair of values")
 	}
 	n := binary.BigEndian.Uint32(data)
-	if v.First, err = Decode[T1](c, data[4:4+n]); err != nil {
-		return v, err
+	first, err := Decode[T1](c, data[4:4+n])
+	if err == nil {
+		v2, err = Decode[T2](c, data[4+n:])
 	}
-	if v.Second, err = Decode[T2](c, data[4+n:]); err != nil {
-		return Pair[T1, T2]{}, err
+	if err == nil {
+		v1 = first
 	}
-	return v, nil
+	return v1, v2, err
 }

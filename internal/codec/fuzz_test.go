@@ -15,17 +15,17 @@ func FuzzEnvelopes(f *testing.F) {
 		C map[string]time.Time
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		data, err := EncodePair(Raw, Pair[[]byte, string]{first, string(second)})
+		data, err := EncodePair(Raw, first, string(second))
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := DecodePair[[]byte, string](Raw, data)
-		if err != nil || !bytes.Equal(p.First, first) || p.Second != string(second) {
-			t.Errorf("%q and %q come back as %q and %q, %v", first, second, p.First, p.Second, err)
+		f, s, err := DecodePair[[]byte, string](Raw, data)
+		if err != nil || !bytes.Equal(f, first) || s != string(second) {
+			t.Errorf("%q and %q come back as %q and %q, %v", first, second, f, s, err)
 		}
 		for _, c := range []Encoding{JSON, Gob, Raw} {
-			_, _ = DecodePair[record, string](c, first)
-			_, _ = DecodePair[string, record](c, first)
+			_, _, _ = DecodePair[record, string](c, first)
+			_, _, _ = DecodePair[string, record](c, first)
 		}
 	})
 }
