@@ -111,18 +111,18 @@ func (c *Cond) wait(ctx context.Context) error {
 	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
 		err = unlocked
 	}
-	if err != nil && !errors.Is(err, session.ErrEnded) {
-		c.leave(p) // even if a signal reaches us at this instant
-		return err
-	}
 	// We have a signal, or the session has ended, or L was lost. If L was lost, another process may
 	// have held L before we entered the line, and we may have missed its signal.
-	if err := relock(ctx); err != nil {
-		c.leave(p)
-		return err
+	if err == nil || errors.Is(err, session.ErrEnded) {
+		if err = relock(ctx); err == nil {
+			c.take(ctx, p)
+			return nil
+		}
 	}
-	c.take(ctx, p)
-	return nil
+	if p != nil {
+		c.remove(p, false).Await(session.Grace) // a signal that p has, or gets at this instant, is passed on
+	}
+	return err
 }
 
 // The method `unlock` unlocks L, in the background if ctx ends, and returns the function that locks L
@@ -213,17 +213,9 @@ func (c *Cond) take(ctx context.Context, p *lock.Claim) {
 	}
 }
 
-// The method `leave` deletes p's znode, but takes no signal. If p has a signal, or gets one at this
-// instant, it is passed on: by us or, if we cannot, by the waiter behind us.
-func (c *Cond) leave(p *lock.Claim) {
-	if p != nil {
-		c.remove(p, false).Await(session.Grace)
-	}
-}
-
 // The method `remove` deletes p's znode, and its signal too if the argument `signalled` is true. If
 // the reply to that transaction is lost, it is sent again, and fails without harm, because both
-// names are unique.
+// names are unique. A signal that stays is passed on: by us or, if we cannot, by the waiter behind us.
 func (c *Cond) remove(p *lock.Claim, signalled bool) *session.Deletion {
 	inc := p.Incarnation
 	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {

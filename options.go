@@ -61,12 +61,10 @@ func newConfig(opts []Option) (setup, error) {
 	return c, nil
 }
 
-// maxOwner is the largest number of bytes of the owner, which is the data of every znode of a
-// line.
-const maxOwner = 4096
-
-// maxAuth is the largest number of bytes of credentials, which are sent on every connection.
-const maxAuth = 64 << 10
+const (
+	maxOwner = 4096     // largest number of bytes of the owner, which is the data of every znode of a line
+	maxAuth  = 64 << 10 // largest number of bytes of credentials, which are sent on every connection
+)
 
 // WithSessionTimeout asks for a session timeout of d, 10 s by default; the servers may grant
 // another ([Session.Timeout]). Waiters wait that long after a holder dies, and a disconnected
@@ -172,7 +170,7 @@ func WithTrace(w io.Writer) Option {
 // the session timeout.
 func WithLossOnSuspend() Option { return func(c *setup) { c.conf.LossOnSuspend = true } }
 
-// A warnings value is a handler that drops records below the level of a warning.
+// A warnings value is a handler that drops records below slog.LevelWarn.
 type warnings struct{ slog.Handler }
 
 func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {

@@ -8,15 +8,11 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// defaultPrefetch is large, so that one claim covers many elements: a claim costs a write on
-// every server.
-const defaultPrefetch = 128
-
-// defaultPrefetchBytes limits the size of the elements that a consumer keeps in memory.
-const defaultPrefetchBytes = 4 << 20
-
-// maxPriorities limits the work of a consumer when the queue is empty.
-const maxPriorities = 1000
+const (
+	defaultPrefetch      = 128     // so large that one claim, which costs a write on every server, covers many elements
+	defaultPrefetchBytes = 4 << 20 // limits the elements that a consumer keeps in memory
+	maxPriorities        = 1000    // limits the work of a consumer when the queue is empty
+)
 
 // The function `positive` returns an option that sets the number n, which must be at least 1.
 func positive(name string, n int, set func(*setup)) QueueOption {

@@ -105,11 +105,6 @@ type rlocker RWMutex
 func (r *rlocker) Lock(ctx context.Context) error { return (*RWMutex)(r).RLock(ctx) }
 func (r *rlocker) Unlock() error                  { return (*RWMutex)(r).RUnlock() }
 
-var (
-	_ Locker = (*RWMutex)(nil)
-	_ Locker = (*rlocker)(nil)
-)
-
 // Downgrade turns the caller's write lock into a read lock, without a gap for another writer.
 // Readers that wait behind the caller, with no writer between, get the lock too. Release the read
 // lock with [RWMutex.RUnlock], or by the end of [RWMutex.Do]. After an error, the caller still has

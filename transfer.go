@@ -12,8 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the wishes of leaders. A wish is a znode that names the heir: the candidate
-// that leads next, whatever the order of arrival and the priorities.
+// A wish is a znode that names the heir: the candidate that leads next, whatever the order of arrival
+// and the priorities.
 
 // Transfer hands the leadership to a waiting candidate from [Election.Contenders], the heir. If the
 // heir does not wait, e still leads. Otherwise, e resigns, and Transfer returns when the heir is
