@@ -10,9 +10,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// The function `describe` reads the znodes of contenders below dir. It leaves out contenders that
-// have left since the listing. If this client has no permission to read a znode, the owner
-// stays unknown.
+// The function `describe` reads the znodes of contenders below dir, except those that have left since
+// the listing. Without the permission to read a znode, the owner stays unknown.
 func describe(ctx context.Context, inc *session.Incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -82,8 +81,7 @@ func (m Mode) String() string {
 	return nameOf(m, "Mode", "exclusive", "shared", "permits", "party")
 }
 
-// nameOf returns the name of the constant v. If v has no name, nameOf returns its kind and
-// number.
+// nameOf returns the name of the constant v, or its kind and number.
 func nameOf[E ~int](v E, kind string, names ...string) string {
 	if v >= 0 && int(v) < len(names) {
 		return names[v]

@@ -208,8 +208,8 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 	}
 }
 
-// endOfRun returns the error `end` that has ended a Run. If the function's error err is more than
-// the end of its context, which has one of `causes`, endOfRun joins the two errors.
+// endOfRun returns the error `end` that has ended a Run, joined with the function's error err, unless
+// that is the end of its context, with one of `causes`.
 func endOfRun(end, err error, causes ...error) error {
 	if err == nil || slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) }) {
 		return end
@@ -233,8 +233,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	d := e.newDoCall(outer, e.kind, e.local.Line.Bases[lock.Exclusive], nil, g)
 	release := func() error {
 		e.mu.Lock()
-		// If Resign has begun the release, complete it now, because the next leader must not begin
-		// before the function has returned.
+		// If Resign has begun the release, complete it now, when the function has returned.
 		finish, resigned := t.resigned, t.resigned != nil
 		if !resigned {
 			var found bool
@@ -253,8 +252,7 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 		return nil
 	}
 	if err := d.function.Begin(); err != nil || !leads {
-		// If `leads` is false, Resign has released g already, or g was lost. Another candidate may
-		// lead, so f must not begin.
+		// Without `leads`, Resign has released g, or g was lost, and another candidate may lead.
 		release()
 		return nil, cmp.Or(err, ended)
 	}

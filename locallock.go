@@ -84,8 +84,8 @@ func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
 	return q.local.Standing(modes...).Done()
 }
 
-// The method `current` returns a hold of q, and its mode. The caller is a goroutine that holds. It
-// is in the Do d, if d is not nil.
+// The method `current` returns a hold of q, and its mode, for a goroutine that holds, in the Do d or,
+// if d is nil, in none.
 func (q *localLock) current(d *doCall) (*lock.Grant, lock.HoldMode, error) {
 	if q.misuse() != nil {
 		return nil, 0, q.misuse()
@@ -111,11 +111,10 @@ func (q *localLock) txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, 
 	return rs, opError("txn", q.path, err)
 }
 
-// withCurrent calls f with a hold of this process. If the process has several readers, the hold
-// may belong to another goroutine, which unlocks it at this moment. In that case, f does
-// nothing and returns ErrNotLocked, and withCurrent calls f again with another hold. So a
-// goroutine that holds q during the whole call never gets ErrNotLocked. If q has no readers, a
-// later hold is not the caller's.
+// withCurrent calls f with a hold of this process. If the process has several readers, the hold may
+// belong to another goroutine, which unlocks it at this moment. Then f does nothing and returns
+// ErrNotLocked, and withCurrent calls f again with another hold. If q has no readers, a later hold is
+// not the caller's.
 func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode lock.HoldMode) error) error {
 	for {
 		g, mode, err := q.current(q.within(ctx))
@@ -324,8 +323,8 @@ func (d *doCall) holds() bool {
 	return ok
 }
 
-// The method `bare` reports whether d has no hold: an Unlock has ended it, or Cond.Wait could not
-// take it back. Then the lock may belong to another Do. A nil d is not bare.
+// The method `bare` reports whether d has no hold: after an Unlock, or a Wait that could not take it
+// back. Then the lock may belong to another Do. A nil d is not bare.
 func (d *doCall) bare() bool { return d != nil && !d.holds() }
 
 // The method `stands` returns nil while d's hold is valid and is enough for mode.
@@ -341,9 +340,8 @@ func (d *doCall) stands(mode lock.HoldMode) error {
 	return g.Err()
 }
 
-// untilLost returns a context that ends when d's hold is lost. The context ends before any other
-// call or channel shows the loss. The context also ends, with cause ErrClosed, when the Session
-// begins to close, and when stop is called.
+// untilLost returns a context that ends when d's hold is lost, before any other call or channel shows
+// the loss. It also ends when the Session begins to close, with cause ErrClosed, and at `stop`.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := session.EndingContext(ctx)
 	d.mu.Lock()
@@ -359,8 +357,7 @@ func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func())
 	}
 }
 
-// The method `nest` runs f inside d, which already has a hold in mode. The context of f ends with
-// that hold.
+// The method `nest` runs f inside d, whose hold ends the context of f.
 func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if err := d.stands(mode); err != nil {
 		return opError(op, path, err)
@@ -368,8 +365,7 @@ func (d *doCall) nest(ctx context.Context, op, path string, mode lock.HoldMode, 
 	ctx, stop := d.untilLost(ctx)
 	defer stop()
 	err := f(ctx)
-	// If d's hold was lost while f ran, report the loss. A shared hold is enough here, because f may
-	// have downgraded the hold.
+	// Report a loss while f ran. A shared hold is enough here, because f may have downgraded the hold.
 	return session.JoinErrors([]error{err, opError(op, path, d.stands(lock.Shared))})
 }
 

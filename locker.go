@@ -153,8 +153,8 @@ func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
 	return ours.parts()
 }
 
-// unlockAll unlocks all of ls in reverse order, even if an Unlock panics. Lockers of this package
-// are unlocked at the same time, each in its own goroutine.
+// unlockAll unlocks all of ls in reverse order, even if an Unlock panics, and lockers of this package
+// at the same time.
 func unlockAll(ls []Locker) (err error) {
 	errs := make([]error, len(ls))
 	var under sync.WaitGroup

@@ -102,9 +102,8 @@ func (o option) applyElection(c *setup) { o(c) }
 func (o option) applyQueue(c *setup)    { o(c) }
 func (o option) applyValue(c *setup)    { o(c) }
 
-// defaultHandoffs is a compromise for the time while another process waits. That process waits
-// for at most 16 critical sections, and only one handoff in 16 is a slow handoff between
-// processes.
+// defaultHandoffs is a compromise: another process waits for at most 16 critical sections, and only one
+// handoff in 16 is a slow one between processes.
 const defaultHandoffs = 16
 
 func newSetup(opts []LockOption) setup {

@@ -256,7 +256,7 @@ func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, n
 	}
 }
 
-// readGuarded reads the map's znode, which counts deletions, and after that a key.
+// readGuarded reads the map's znode, and after that a key.
 func (m *Map[V]) readGuarded(ctx context.Context, at session.Stored) (dir *zk.Stat, n session.Node, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
 		if dir, err = inc.ExistsFresh(ctx, m.dir()); err != nil || dir == nil {

@@ -16,9 +16,8 @@ type operation struct {
 	ctx   context.Context // the result of the tracer's Start; nil without a tracer
 }
 
-// The method `begin` reports the start of op to the tracer. The caller calls the method `end` of
-// the operation once. The returned context is the tracer's, or ctx. An op without a name is a part
-// of another operation, and not reported.
+// The method `begin` reports the start of op to the tracer. The caller calls `end` once. The returned
+// context is the tracer's, or ctx. An op without a name is a part of another, and not reported.
 func (s *Session) begin(ctx context.Context, op Op) (context.Context, operation) {
 	o := operation{s: s, op: op, began: time.Now()}
 	if s != nil && s.tracer != nil && op.Name != "" {
@@ -48,8 +47,8 @@ func (o *operation) endSpan(err error) {
 	o.s.tracer.End(o.ctx, o.op, err)
 }
 
-// The method `got` reports that the wait o has ended with the grant g, and that a hold begins. The
-// hold lasts until g ends. The returned context is for the work with the hold.
+// The method `got` reports that the wait o has ended with the grant g, and that a hold begins, until g
+// ends. The returned context is for the work with the hold.
 func (o *operation) got(ctx context.Context, g *lock.Grant) context.Context {
 	if o.ctx != nil {
 		o.op.Hold = g.Name()
@@ -79,8 +78,8 @@ func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context
 	return opError("wait", m.path, err)
 }
 
-// The method `queueing` reports the start of an operation with n elements of a queue to the
-// tracer. The caller calls `end` with the number of elements that it has sent, received or settled.
+// The method `queueing` reports the start of an operation with n elements of a queue to the tracer.
+// The caller calls `end` with the number of elements that it has sent, received or settled.
 func (m *made) queueing(ctx context.Context, name string, n int) (_ context.Context, end func(n int, err error)) {
 	ctx, o := m.s.begin(ctx, Op{Kind: OpQueue, Primitive: "queue", Name: name, Path: m.path, Count: n})
 	return ctx, func(n int, err error) { o.op.Count = n; o.end(err) }

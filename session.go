@@ -167,8 +167,8 @@ type QueueOp struct {
 	err error
 }
 
-// The function `outgoing` returns two lists. In all, each QueueOp of ops is replaced by the
-// operation of the queue's engine. In bare, each QueueOp is left out.
+// The function `outgoing` returns ops with the operation of the queue's engine for each QueueOp, and
+// without any QueueOp.
 func outgoing(ops []any) (all, bare []any, err error) {
 	for i, op := range ops {
 		s, ok := op.(QueueOp)

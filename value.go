@@ -120,8 +120,8 @@ func (v *Value[T]) read(ctx context.Context, fresh bool) (n session.Node, err er
 	return n, err
 }
 
-// The method `decode` returns the value of n, or ErrNoValue. Other programs create empty znodes: if
-// the codec cannot decode empty data, that is no value, except in a Map.
+// The method `decode` returns the value of n, or ErrNoValue. Other programs create empty znodes: except
+// in a Map, empty data that the codec cannot decode are no value.
 func (v *Value[T]) decode(n session.Node) (x T, err error) {
 	if n.Stat == nil {
 		return x, ErrNoValue

@@ -213,8 +213,7 @@ func (t *Writer) run() {
 	}
 }
 
-// The method `write` takes complete records, and passes all of them to the io.Writer in one call.
-// If the call fails, the records are dropped.
+// The method `write` passes complete records to the io.Writer in one call, or drops them if it fails.
 func (t *Writer) write(text []byte) (err error) {
 	lines := int64(bytes.Count(text, []byte("\n")))
 	if t.missing {
@@ -238,7 +237,7 @@ func (t *Writer) write(text []byte) (err error) {
 	return err
 }
 
-// Close writes the last record. It waits until all records are written, but no longer than `limit`.
+// Close writes the last record, and waits until all are written, but no longer than `limit`.
 func (t *Writer) Close(limit time.Duration) {
 	if t == nil {
 		return
