@@ -104,6 +104,7 @@ type finding struct {
 	n      int  // largest number of elements to find; all are in one bucket
 	spread int  // number of buckets of one priority among which to choose at random, so that competing consumers choose different buckets
 	aside  bool // write nothing
+	odd    bool // if the queue has no other free element, find one that is skipped as a misfit
 	watch  bool // if other marks are on the boards, list the marks, even if the last listing is fresh
 
 	lot    *lot
@@ -112,7 +113,6 @@ type finding struct {
 	more   bool       // another bucket may have free elements
 	others bool       // the boards have lines of other marks that exist
 	paused bool       // the queue is paused
-	left   *finding   // if `es` is empty: a finding with an element that is free, but skipped as a misfit; or nil
 	at     time.Time  // when the search ended
 }
 
@@ -189,6 +189,8 @@ func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *find
 			return early
 		})
 	}
+	var of *lot
+	var left []*element
 	together := func(a, b bucket) bool { return a.delayed && b.delayed && a.prio == b.prio }
 	for len(all) > 0 {
 		n := min(atOnce, len(all))
@@ -226,14 +228,15 @@ func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *find
 			}
 			for _, t := range lots[i:to] {
 				for _, e := range t.unclaimed() {
-					if f.left == nil && q.Skips.Left(e.key()) {
-						f.left = &finding{lot: t, es: []*element{e}}
+					if f.odd && left == nil && q.Skips.Left(e.key()) {
+						of, left = t, []*element{e}
 					}
 				}
 			}
 			lots = slices.Delete(lots, i, to)
 		}
 	}
+	f.lot, f.es = of, left
 	return nil
 }
 

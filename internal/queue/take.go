@@ -70,25 +70,22 @@ func (q *core) seize(ctx context.Context) (it *item, err error) {
 		}
 		spread, pause := 1, firstPause
 		for synced := false; ; {
-			f, err := q.search(ctx, inc, finding{n: 1, spread: spread, watch: synced})
+			f, err := q.search(ctx, inc, finding{n: 1, spread: spread, watch: synced, odd: synced})
 			if err != nil {
 				return err
 			}
 			if len(f.es) == 0 {
-				switch {
-				case !synced: // this server may lag: only a search after a sync proves that no element is free
+				if !synced { // this server may lag: only a search after a sync proves that no element is free
 					synced = true
 					if err := inc.Sync(ctx, q.dir); err != nil {
 						return err
 					}
 					continue
-				case f.left == nil:
-					if q.cfg.KeepDead > 0 { // only to delete expired dead letters
-						q.Sweep(inc)
-					}
-					return nil
 				}
-				f = f.left // f.left has a skipped misfit: the caller gets the misfit's error again
+				if q.cfg.KeepDead > 0 { // only to delete expired dead letters
+					q.Sweep(inc)
+				}
+				return nil
 			}
 			switch it, err = q.claimNow(ctx, inc, f); {
 			case errors.Is(err, session.ErrVanished), err == errBarred:
@@ -131,14 +128,9 @@ func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *findin
 func (q *core) Peek(ctx context.Context) (*Element, error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (*Element, error) {
 		for {
-			f, err := q.search(ctx, inc, finding{n: 1, spread: 1, aside: true, watch: true})
-			if err != nil {
+			f, err := q.search(ctx, inc, finding{n: 1, spread: 1, aside: true, watch: true, odd: true})
+			if err != nil || len(f.es) == 0 {
 				return nil, err
-			}
-			if len(f.es) == 0 {
-				if f = f.left; f == nil {
-					return nil, nil
-				}
 			}
 			e := f.es[0]
 			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
