@@ -80,7 +80,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	}
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	c.timer = time.AfterFunc(whenIdle, c.rest)
-	q.claimant, q.alive = c, nil
+	q.claimant = c
 	unhook := inc.Ended.AfterFunc(func(cause error) { c.lose(inc.EndError(cause)) })
 	q.m.Spawn(func() {
 		defer stay()

@@ -4,13 +4,10 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 )
 
@@ -19,23 +16,29 @@ import (
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
 	*Common
+	finder
 	producer
-	trace    *trace.Writer      // trace of the claims, or nil
-	keyed    atomic.Bool        // elements have had keys
-	listings shared.Cache[*lot] // by name of a bucket: the latest, without its board, see the method `list`
+	trace *trace.Writer // trace of the claims, or nil
 
 	mu       sync.Mutex
-	push     *pump           // pump of the present consumers; guarded by mu
-	pull     *pump           // pump of Receive, which claims nothing ahead; guarded by mu
-	claimant *claimant       // the newest claimant, or nil; guarded by mu
-	alive    map[string]bool // the marks of the last listing; guarded by mu
-	listed   time.Time       // time of that listing; guarded by mu
+	push     *pump     // pump of the present consumers; guarded by mu
+	pull     *pump     // pump of Receive, which claims nothing ahead; guarded by mu
+	claimant *claimant // the newest claimant, or nil; guarded by mu
 }
 
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
 	at := NewCommon(m, cfg, nil)
 	q := &core{Common: at, producer: producer{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}, trace: m.Trace}
+	q.finder.Common = at
+	q.finder.mark = func() string {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if c := q.claimant; c != nil && c.held.Err() == nil {
+			return c.mark
+		}
+		return ""
+	}
 	return q
 }
 

@@ -5,12 +5,15 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/shared"
 )
 
 // This file finds free elements with few requests, however long the queue is. claimant.go claims them,
@@ -116,6 +119,20 @@ type finding struct {
 	at     time.Time  // when the search ended
 }
 
+// The type `finder` looks for free elements.
+type finder struct {
+	*Common
+	keyed atomic.Bool   // elements have had keys
+	mark  func() string // returns the name of this client's mark, or "" if its claims are lost
+
+	listings shared.Cache[*lot] // by name of a bucket: the latest, without its board, see the method `list`
+
+	mu     sync.Mutex
+	alive  map[string]bool // the marks of the last listing; guarded by mu
+	listed time.Time       // time of that listing; guarded by mu
+	lister string          // this client's mark at that listing; guarded by mu
+}
+
 // lotsAtOnce is the number of buckets that a search reads with one request.
 const lotsAtOnce = 100
 
@@ -128,7 +145,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // The method `search` finds free elements. The argument `how` has the settings of the search.
-func (q *core) search(ctx context.Context, inc *session.Incarnation, how finding) (*finding, error) {
+func (q *finder) search(ctx context.Context, inc *session.Incarnation, how finding) (*finding, error) {
 	how.due = q.Skips.Next()
 	path := session.ChildPath(q.dir, keysName)
 	for {
@@ -175,7 +192,7 @@ func (q *core) search(ctx context.Context, inc *session.Incarnation, how finding
 
 // searchLots searches buckets. The argument `keys` is nil if no element has a key. If elements have
 // keys, searchLots reads all buckets at once, and searches them in order.
-func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat) error {
+func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat) error {
 	atOnce := lotsAtOnce
 	if keys != nil {
 		atOnce, f.spread = max(len(all), 1), 1
@@ -248,7 +265,7 @@ func (q *core) searchLots(ctx context.Context, inc *session.Incarnation, f *find
 // The periods of delayed lots can overlap, because the period is longer if the delay is longer. So
 // `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
 // its period has begun by the time of the next element.
-func (q *core) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, may func(*element) bool) (t *lot, es []*element, due time.Time, err error) {
+func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, may func(*element) bool) (t *lot, es []*element, due time.Time, err error) {
 	if l := lots[0]; !l.delayed {
 		if err := q.list(ctx, inc, l); err != nil {
 			return nil, nil, due, err
@@ -299,33 +316,28 @@ func (q *core) soonest(ctx context.Context, inc *session.Incarnation, lots []*lo
 }
 
 // After a listing of the marks, the client assumes for the time aliveFor that the listed marks
-// exist. A new claimant forgets the listing: if an only consumer took its earlier mark for alive, it
+// exist, unless it has had another mark since. If it took its earlier mark for alive, an only consumer
 // would skip elements that it had claimed before, and would deliver later elements first.
 const aliveFor = time.Second
 
 // The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
 // lines. Its result is true if the board of a lot with elements keeps a line of another mark. If
 // `watch` is set, `bury` lists the marks even if the last listing is fresh.
-func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
+func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
+	mine, foreign, unknown := q.mark(), false, false
 	q.mu.Lock()
-	c, mine, alive := q.claimant, "", q.alive
-	if c != nil && c.held.Err() == nil { // if its claims are lost, its elements are free
-		mine = c.mark
-	}
-	if time.Since(q.listed) >= aliveFor {
-		alive = nil
-	}
+	alive := q.alive
+	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
 	q.mu.Unlock()
-	unknown := watch
 	for _, t := range lots {
 		for mark := range t.board.lines {
 			if mark != mine && t.children > 0 {
-				others, unknown = true, unknown || !alive[mark]
+				foreign, unknown = true, unknown || !fresh || !alive[mark]
 			}
 		}
 	}
-	if !others || !unknown {
-		return others, nil
+	if !foreign || !unknown && !watch {
+		return foreign, nil
 	}
 	names, err := inc.Names(ctx, q.live) // after the boards were read
 	if err != nil {
@@ -336,11 +348,8 @@ func (q *core) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, 
 		alive[name] = true
 	}
 	q.mu.Lock()
-	if q.claimant == c {
-		q.alive, q.listed = alive, time.Now()
-	}
+	q.alive, q.listed, q.lister = alive, time.Now(), mine
 	q.mu.Unlock()
-	others = false
 	for _, t := range lots {
 		for mark, h := range t.board.lines {
 			switch {
@@ -380,7 +389,7 @@ func pick(lots []*lot, spread int) int {
 
 // The method `lots` reads buckets, and then buries the lines of deleted marks: see `bury` for `watch` and
 // `others`. It leaves out deleted buckets, skipped buckets, and buckets that the client cannot read.
-func (q *core) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
+func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
 	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, false, err
@@ -408,7 +417,7 @@ func hidden(n session.Node) bool { return n.Stat != nil && int(n.Stat.DataLength
 // deleteEmpty forgets the listings of empty lots, and deletes those to which producers no longer add
 // elements: the lot has a successor, or its time has passed. The argument `all` has the buckets of
 // `lots` and all buckets after them.
-func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
+func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) {
 	newest := make(map[int]int64)
 	for _, b := range all {
 		if !b.delayed {
@@ -429,7 +438,7 @@ func (q *core) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket) 
 // The method `list` lists the elements of one `lot`. It uses the last listing until an element is
 // added, because the board shows removed elements. If the lot has lines of deleted marks, or the queue
 // has keys, the board does not suffice: then `list` lists again after each removal, too.
-func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
+func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	before, ok := q.listings.Load(t.name)
 	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
 		t.elements = before.elements
@@ -473,7 +482,7 @@ func (q *core) list(ctx context.Context, inc *session.Incarnation, t *lot) error
 // The method `guard` returns the function `may`, which reports whether the key of an element allows
 // a claim. The caller must call `may` in the order of the lots. The method lists each lot with
 // claimed elements, because only the name of an element shows its key.
-func (q *core) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
+func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
 	next := make(map[string]*element) // by key, the only element that a consumer may claim next; nil: none
 	allows := func(e *element) bool {
 		only, barred := next[keyOf(e.tag)]

@@ -69,7 +69,7 @@ func TestTakeClaimsAgainIfItsClaimIsLost(t *testing.T) {
 		plain, claims := harness.Plain(t, srv), 0
 		q.cfg.Decode = func(data []byte) (any, error) {
 			if claims++; claims == 1 {
-				harness.Must(t, plain.Delete(session.ChildPath(q.live, q.claimant.mark), -1))
+				harness.Must(t, plain.Delete(session.ChildPath(q.live, q.mark()), -1))
 			}
 			return data, nil
 		}
