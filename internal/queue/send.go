@@ -251,10 +251,8 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 		}
 		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
 		i, open := session.FailedOp(rs), session.OutcomeOf(err) != session.Answered
-		for _, s := range x.sends {
-			if open {
-				s.forget() // the transaction may have filled a bucket
-			}
+		if open {
+			x.forget()
 		}
 		if i < len(x.ops) || open {
 			return rs[:min(len(rs), len(x.ops))], err
@@ -287,6 +285,13 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 		s.learn(rs[s.at : s.at+len(s.steps)])
 	}
 	return rs[:len(x.ops)]
+}
+
+// The method `forget` is called if the outcome is unknown: the transaction may have filled a bucket.
+func (x *load) forget() {
+	for _, s := range x.sends {
+		s.forget()
+	}
 }
 
 // The method `learn` records the tails after the transaction. The responses show which buckets are full.

@@ -17,46 +17,58 @@ import (
 // Each Send fills a bucket. The servers apply the Send, but its reply is lost, and the caller stops
 // waiting. The producer cannot know how full the bucket is, so it must read that before the next Send.
 func TestAProducerWhoseRepliesAreLostPutsNoMoreElementsIntoAFullBucket(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t)
-		m := open(t, srv)
-		q := queueAt(m, "/q")
-		send(t, q, "first") // the producer knows the bucket, which is not full
-		many := Batch{Priority: Middle}
-		for i := range bucketSize {
-			many.Data = append(many.Data, []byte(strconv.Itoa(i)))
-		}
-		for range 3 {
-			ctx, cancel := context.WithCancel(t.Context())
-			srv.Intercept(harness.First(zktest.DropReply, func(r zktest.Request) bool {
-				if r.Op != zktest.OpMulti || len(r.Ops) < bucketSize {
-					return false
+	for name, through := range map[string]func(t *testing.T, from *core, ctx context.Context, b Batch) error{
+		"Send": func(t *testing.T, from *core, ctx context.Context, b Batch) error { return b.To.Send(ctx, b) },
+		"the Txn of an Item": func(t *testing.T, from *core, ctx context.Context, b Batch) error {
+			send(t, from, "x")
+			_, err := receive(t, from).Txn(ctx, []any{&b})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				m := open(t, srv)
+				from, q := queueAt(m, "/from"), queueAt(m, "/q")
+				send(t, q, "first") // the producer knows the bucket, which is not full
+				many := Batch{Priority: Middle, To: q}
+				for i := range bucketSize {
+					many.Data = append(many.Data, []byte(strconv.Itoa(i)))
 				}
-				cancel()
-				return true
-			}))
-			harness.WantErr(t, q.Send(ctx, many), context.Canceled)
-			srv.Intercept(nil)
-		}
-		send(t, q, "last")
-		buckets, total := 0, 0
-		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
-			names, err := inc.Names(t.Context(), q.dir)
-			harness.Must(t, err)
-			for _, b := range parseBuckets(names) {
-				elements, err := inc.Names(t.Context(), session.ChildPath(q.dir, b.name))
-				harness.Must(t, err)
-				if n := len(elements); n > bucketSize+1 {
-					t.Errorf("a bucket has %d elements", n)
+				for range 3 {
+					ctx, cancel := context.WithCancel(t.Context())
+					srv.Intercept(harness.First(zktest.DropReply, func(r zktest.Request) bool {
+						if r.Op != zktest.OpMulti || len(r.Ops) < bucketSize {
+							return false
+						}
+						cancel()
+						return true
+					}))
+					harness.WantErr(t, through(t, from, ctx, many), context.Canceled)
+					srv.Intercept(nil)
+					time.Sleep(time.Minute) // the Txn continues
 				}
-				buckets, total = buckets+1, total+len(elements)
-			}
-			return nil
-		}))
-		if total != 3*bucketSize+2 {
-			t.Errorf("the queue has %d elements in %d buckets", total, buckets)
-		}
-	})
+				send(t, q, "last")
+				buckets, total := 0, 0
+				harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
+					names, err := inc.Names(t.Context(), q.dir)
+					harness.Must(t, err)
+					for _, b := range parseBuckets(names) {
+						elements, err := inc.Names(t.Context(), session.ChildPath(q.dir, b.name))
+						harness.Must(t, err)
+						if n := len(elements); n > bucketSize+1 {
+							t.Errorf("a bucket has %d elements", n)
+						}
+						buckets, total = buckets+1, total+len(elements)
+					}
+					return nil
+				}))
+				if total != 3*bucketSize+2 {
+					t.Errorf("the queue has %d elements in %d buckets", total, buckets)
+				}
+			})
+		})
+	}
 }
 
 // Another client deletes the newest bucket, which this client knows to be full. The next Send

@@ -182,6 +182,9 @@ func (c *claimant) settle(es []*entry) {
 				zxid = mark
 				return c.deleted(es)
 			})
+			if touch && rs == nil {
+				es[0].with.forget() // there is no reply
+			}
 			if err == nil {
 				c.removed(es, rs, zxid)
 				return
