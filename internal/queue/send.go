@@ -368,13 +368,15 @@ func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 	if err := o.vet(ctx, inc); err != nil {
 		return err
 	}
-	for _, p := range o.group {
-		for o.tails[p.prio] == nil {
-			if t, ok := o.known.Load(p.prio); ok {
-				o.tails[p.prio] = t.(*tail)
-			} else if err := o.locate(ctx, inc, p.prio); err != nil {
-				return err
-			}
+	unknown := func(p *parcel) bool {
+		if t, ok := o.known.Load(p.prio); ok && o.tails[p.prio] == nil {
+			o.tails[p.prio] = t.(*tail)
+		}
+		return o.tails[p.prio] == nil
+	}
+	for i := slices.IndexFunc(o.group, unknown); i >= 0; i = slices.IndexFunc(o.group, unknown) { // from the beginning, because `locate` may forget all tails
+		if err := o.locate(ctx, inc, o.group[i].prio); err != nil {
+			return err
 		}
 	}
 	anew := func(*session.Incarnation) error {

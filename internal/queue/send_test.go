@@ -94,6 +94,34 @@ func TestSendGoesOnWhenItsFullBucketWasDeleted(t *testing.T) {
 	})
 }
 
+// Another client has deleted the queue. One transaction sends with a priority whose tail the producer knows,
+// and with another. The elements are stored in the new queue.
+func TestSendsOfTwoPrioritiesGoOnWhenTheirQueueWasDeleted(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		plain := harness.Plain(t, srv)
+		q := queueAt(open(t, srv), "/q")
+		q.cfg.Priorities = 2
+		harness.Must(t, q.Send(t.Context(), Batch{Priority: 0, Data: [][]byte{[]byte("lost")}}))
+		for _, b := range harness.Children(t, plain, "/q") {
+			for _, e := range harness.Children(t, plain, "/q/"+b) {
+				harness.Must(t, plain.Delete("/q/"+b+"/"+e, -1))
+			}
+			harness.Must(t, plain.Delete("/q/"+b, -1))
+		}
+		harness.Must(t, plain.Delete("/q", -1))
+		var group []*parcel
+		for prio, text := range []string{"a", "b"} {
+			p, err := q.parcel(t.Context(), Batch{Priority: prio, Data: [][]byte{[]byte(text)}})
+			harness.Must(t, err)
+			group = append(group, p)
+		}
+		harness.Must(t, q.post(group))
+		wantTake(t, q, "a", 0)
+		wantTake(t, q, "b", 0)
+	})
+}
+
 // Another client deletes the tail of a queue with elements. The next bucket gets a number that no bucket has had, so the
 // elements stay in order, and no name is used again.
 func TestSendGoesOnWhenTheTailWasDeleted(t *testing.T) {
