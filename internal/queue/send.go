@@ -555,21 +555,25 @@ func (o *outbox) reread(ctx context.Context, inc *session.Incarnation) error {
 	}
 	var now *zk.Stat
 	for i, p := range with {
-		n := nodes[i]
+		n, known := nodes[i], p.stale
 		if p.stale = nil; ids == nil || n.Stat == nil {
 			continue
 		}
-		if now == nil {
-			now, err = inc.Set(ctx, session.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
-			if session.IsNoNode(err) {
-				continue // a sweep has deleted the note
-			} else if err != nil {
-				return err
+		if known == nil || known.Mzxid != n.Stat.Mzxid { // a note that has expired stays expired
+			if now == nil {
+				now, err = inc.Set(ctx, session.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
+				if session.IsNoNode(err) {
+					continue // a sweep has deleted the note
+				} else if err != nil {
+					return err
+				}
+			}
+			if !expired(n.Data, n.Stat, now) {
+				p.err = ErrKnown
+				continue
 			}
 		}
-		if p.stale, p.swept = n.Stat, ids.Version; !expired(n.Data, n.Stat, now) {
-			p.err = ErrKnown
-		}
+		p.stale, p.swept = n.Stat, ids.Version
 	}
 	return nil
 }
