@@ -53,7 +53,7 @@ const intercepting = "intercept"
 func (s *Server) start(nc net.Conn, e *endpoint) {
 	c := &conn{
 		s: s, nc: nc, at: e, remote: nc.RemoteAddr().String(),
-		r:       bufio.NewReaderSize(nc, 512), // most packets are shorter
+		r:       bufio.NewReader(nc),
 		out:     newOutput(nc),
 		opened:  time.Now(),
 		done:    make(chan struct{}),
