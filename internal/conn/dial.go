@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/zsync/zsync/internal/dice"
@@ -46,8 +47,8 @@ func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (ne
 	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
 		// A server that expects the ZooKeeper protocol reads TLS's first bytes as the length of a packet, and
-		// closes the connection.
-		if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, io.EOF) {
+		// closes the connection. If it has not read all of these bytes, its kernel resets the connection.
+		if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
 			err = fmt.Errorf("the server does not speak TLS on this port: %w", err)
 		}
 		return nil, err

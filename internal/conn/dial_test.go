@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,5 +128,26 @@ func TestAnAlertOfTheServerIsARefusal(t *testing.T) {
 	}
 	if err := (&net.OpError{Op: "dial", Err: errors.New("connection refused")}); RefusesTLS(err) {
 		t.Errorf("%v is a refusal", err)
+	}
+}
+
+// A server of ZooKeeper's protocol closes the connection when it has read the first bytes of the handshake. The others are
+// perhaps still unread. Then its kernel resets the connection.
+func TestAServerThatResetsTheHandshakeOfTLSDoesNotSpeakTLS(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.Must(t, err)
+	defer ln.Close()
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	serving.Go(func() {
+		if c, err := ln.Accept(); err == nil {
+			io.ReadFull(c, make([]byte, 4))
+			c.Close()
+		}
+	})
+	s := &Shared{TLS: &tls.Config{InsecureSkipVerify: true}}
+	_, err = s.dial(t.Context(), ln.Addr().String(), 10*time.Second)
+	if !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), "does not speak TLS") {
+		t.Errorf("%v, want a reset connection, and the reason", err)
 	}
 }
