@@ -13,7 +13,8 @@
 //     servers then answer that the log has another version, an attempt was applied.
 //  4. If the servers refuse an attempt for another reason, an earlier attempt may still arrive and
 //     succeed. So the client writes the log at the same version, without the transaction. The servers
-//     apply either this write or an attempt, and the data of the log show which.
+//     apply either this write or an attempt, and the data of the log show which. If the client has no
+//     permission to write the log any longer, it deletes the log at that version.
 //  5. If the caller stops waiting before that, the client deletes the log. After the deletion, no
 //     attempt can be applied.
 //
@@ -203,25 +204,39 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 		err = e
 	}
 	path := t.m.Bare(t.log.path)
-	stat, e := inc.Exists(ctx, t.log.path)
-	switch {
-	case e != nil && session.OutcomeOf(e) == session.Answered:
-		return false, fmt.Errorf("its log %s cannot be read: %v", path, e)
-	case e != nil:
-		return false, e
-	case stat == nil:
-		return false, fmt.Errorf("its log %s was deleted: %v", path, err)
-	case t.log.wrote(true, stat):
-		t.log.version, t.open = stat.Version, false
-		t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
-		return true, nil
-	case t.log.wrote(false, stat) && t.why != nil:
-		t.log.version, t.open = stat.Version, false
-		return false, nil
-	case stat.Version != t.log.version:
-		return false, fmt.Errorf("its log %s was written by another: %v", path, err)
+	for deleted := false; ; {
+		stat, e := inc.Exists(ctx, t.log.path)
+		switch {
+		case e != nil && session.OutcomeOf(e) == session.Answered:
+			return false, fmt.Errorf("its log %s cannot be read: %v", path, e)
+		case e != nil:
+			return false, e
+		case stat == nil:
+			return false, fmt.Errorf("its log %s was deleted: %v", path, err)
+		case t.log.wrote(true, stat):
+			t.log.version, t.open = stat.Version, false
+			t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
+			return true, nil
+		case t.log.wrote(false, stat) && t.why != nil:
+			t.log.version, t.open = stat.Version, false
+			return false, nil
+		case stat.Version != t.log.version:
+			return false, fmt.Errorf("its log %s was written by another: %v", path, err)
+		case deleted:
+			return false, fmt.Errorf("its log %s can be neither written nor deleted: %v", path, err)
+		}
+		// The log is unchanged, and its ACL does not let us write it. So we delete the log at this
+		// version. If an attempt is applied first, the servers answer BadVersion. If the reply to the
+		// deletion is lost, the servers answer NoNode, as if another client had deleted the log.
+		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
+		case e == nil:
+			t.log, t.open, t.why, t.whyRs = nil, false, why, rs
+			return false, nil
+		case session.OutcomeOf(e) != session.Answered:
+			return false, e
+		}
+		deleted = true
 	}
-	return false, fmt.Errorf("its log %s cannot be written: %v", path, err)
 }
 
 // The method `begin` gives t a log: a log of the pool, or a new log in the first directory where
@@ -331,6 +346,9 @@ func again(ctx context.Context, inc client, try int, err error) error {
 func (t *transaction) renew(inc client, err error) error {
 	l := t.log
 	t.log, t.why, t.whyRs = nil, nil, nil
+	if l == nil { // settle has deleted it
+		return nil
+	}
 	if !session.IsNoNode(err) {
 		t.pool.drop(inc, l, false)
 	}
