@@ -250,9 +250,10 @@ func TestNoFunctionRunsIfTheZnodeOfItsTurnIsDeletedDuringTheLastRead(t *testing.
 		do   func(s *zsync.Session, f func(context.Context) error) error
 		read func(r zktest.Request) bool
 	}{
-		{"Once", func(s *zsync.Session, f func(context.Context) error) error {
-			return zsync.NewOnce(s, "/o").Do(context.Background(), f)
-		}, func(r zktest.Request) bool { return r.Op == zktest.OpExists && r.Path == "/o/done" }},
+		{"OnceValue", func(s *zsync.Session, f func(context.Context) error) error { // a Once has a watch, and does not read in its turn
+			_, err := zsync.OnceValue(s, "/o", func(ctx context.Context) (int, error) { return 1, f(ctx) })(context.Background())
+			return err
+		}, func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/o/done" }},
 		{"Schedule", func(s *zsync.Session, f func(context.Context) error) error {
 			_, err := zsync.NewSchedule(s, "/o").Do(context.Background(), suite.Noon, f)
 			return err
