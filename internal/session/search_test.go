@@ -256,7 +256,7 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 }
 
 // A broken server answers the listing of a search, and then the connection ends: the write and the
-// sync have no reply. The listing proves nothing, so the batch counts as unanswered, and is repeated.
+// sync have no reply. The listing proves nothing, so the batch counts as unanswered, and the whole search is repeated.
 func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
@@ -273,6 +273,25 @@ func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
 		sync.Fail(zk.ErrConnectionClosed)
 		if err := <-over; OutcomeOf(err) != Unknown {
 			t.Errorf("%v, so the search is not repeated", err)
+		}
+
+		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		guid := NewGUID()
+		c := numbered("/d", guid)
+		must(t, inc.CreateEphemeral(t.Context(), c))
+		writes := 0
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete && r.Path == inc.conns.Nobody {
+				if writes++; writes == 1 {
+					return zktest.DropReply
+				}
+			}
+			return zktest.Pass
+		})
+		d := inc.Delete(&Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
+		<-d.Done
+		if stat, err := inc.Exists(t.Context(), c.Path); stat != nil || err != nil || d.Err != nil || writes != 2 {
+			t.Errorf("after %d searches, the znode is there: %v; %v, %v", writes, stat != nil, err, d.Err)
 		}
 	})
 }
