@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -316,8 +319,8 @@ func (inc *Incarnation) caughtUp(addr string) {
 		late = nil
 	}
 	if !since.IsZero() {
-		inc.Manager.Log.Info("zsync: other servers are left out for now, as they may still carry out writes that had no answer",
-			"at", addr, "session", Text(inc.ID.Load()))
+		inc.Manager.Log.Info("zsync: servers are left out for now, as they may still carry out writes that had no answer",
+			"addr", strings.Join(slices.Sorted(maps.Keys(inc.trail.left)), ","), "session", Text(inc.ID.Load()))
 		inc.Manager.Spawn(func() {
 			inc.writeAfter(since)
 			conn.Fail(late)
