@@ -25,7 +25,7 @@ type localLock struct {
 }
 
 // Path returns the path that the primitive was made with.
-func (q *localLock) Path() string { return q.path }
+func (q *localLock) Path() string { return q.path } // made has it, too, but the reference (go/doc) shows no method of a type that is embedded twice
 
 func (q *localLock) init(s *Session, kind, op, path string, ln lock.Line, c setup) {
 	q.s, q.path, q.kind = s, path, kind

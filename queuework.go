@@ -219,7 +219,7 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 	}
 	ctx, end := q.queueing(ctx, "receive", n)
 	start := time.Now()
-	c := q.q.Join(ctx, queue.Joining{Hand: true, Only: n})
+	c := q.q.Join(ctx, queue.Joining{Hand: true, Limit: n})
 	claim, err := c.Next()
 	for ; claim != nil; claim = c.Poll() {
 		ds = append(ds, q.delivery(claim)) // before Handed: if the Session is closed then, the Item has no Value

@@ -78,10 +78,7 @@ type Watch struct {
 	Event zk.EventType  // the event, or 0; read it only after `Fired` is closed, or with Watches.State
 
 	// Watches.Mu guards the fields below. Other packages read them with Watches.State.
-	Told []struct { // the functions that the event calls, with Watches.Mu held
-		owner any // identifies the function for Untell
-		f     func()
-	}
+	Told    []telling // the functions that the event calls
 	Waiters int
 	Armed   bool  // the server has it, or had it until it fired
 	ArmedOn int64 // number of the connection on which it was set
@@ -91,6 +88,12 @@ type Watch struct {
 	// Ours is true if the read that armed the watch has found an ephemeral znode of this session. Another
 	// client may have created a copy of the znode, and another waiter may have set the watch on the copy.
 	Ours bool
+}
+
+// The type `telling` is a function that the event calls, with Watches.Mu held.
+type telling struct {
+	owner any // identifies the telling for Untell
+	f     func()
 }
 
 func NewWatches() *Watches {
@@ -131,10 +134,7 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 		return
 	}
 	h.untellLocked(w, owner)
-	w.Told = append(w.Told, struct {
-		owner any
-		f     func()
-	}{owner, f})
+	w.Told = append(w.Told, telling{owner, f})
 }
 
 // Untell removes the function that was registered for `owner`.

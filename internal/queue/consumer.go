@@ -17,7 +17,7 @@ type consumer struct {
 
 func (q *core) Join(ctx context.Context, o Joining) Consumer {
 	of, ahead := &q.push, q.cfg.Prefetch
-	if o.Only > 0 {
+	if o.Limit > 0 {
 		of, ahead = &q.pull, 0
 	}
 	return &consumer{q.Enter(ctx, o), o, q, q.join(of, ahead)}
@@ -27,7 +27,7 @@ func (c *consumer) Leave() { c.Part(c.p.leave) }
 
 func (c *consumer) Next() (Item, error) {
 	for {
-		it, err := c.p.next(c.Ctx, min(max(c.Only, 1), maxBatch), c.Hand, c.Faults) // so the sum of all rooms cannot overflow
+		it, err := c.p.next(c.Ctx, min(max(c.Limit, 1), maxBatch), c.Hand, c.Faults) // so the sum of all rooms cannot overflow
 		if err != nil {
 			return nil, err
 		}

@@ -128,9 +128,9 @@ type Joining struct {
 	// `Next` also returns the errors that keep the consumer from consuming.
 	Odd bool
 
-	// If Only is not 0, the consumer claims nothing ahead. The first call of `Next` claims up to Only
+	// If Limit is not 0, the consumer claims nothing ahead. The first call of `Next` claims up to Limit
 	// elements that are ready, for `Poll`.
-	Only int
+	Limit int
 }
 
 // A Consumer offers claimed elements to the program, in order. Its methods may be called

@@ -71,7 +71,7 @@ func receive(t *testing.T, q *core) (it Item) {
 
 // Receive calls `got` with each element that one call of Queue.ReceiveN returns.
 func (q *core) Receive(ctx context.Context, n int, got func(Item)) error {
-	c := q.Join(ctx, Joining{Hand: true, Only: n})
+	c := q.Join(ctx, Joining{Hand: true, Limit: n})
 	defer c.Leave()
 	it, err := c.Next()
 	for ; it != nil; it = c.Poll() {

@@ -64,7 +64,7 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 func (d *Deletion) attempt() {
 	switch {
 	case d.guid != "":
-		_, lost := d.inc.crowds()
+		_, lost := d.inc.backlogs()
 		lost.join(d, search)
 	case d.By != nil:
 		d.inc.Manager.Spawn(func() { d.attempted(d.By()) })

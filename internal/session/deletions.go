@@ -13,30 +13,30 @@ import (
 	"github.com/zsync/zsync/internal/shared"
 )
 
-// The type `crowd` has Deletions of one session that wait for the same work. One goroutine does the
+// A backlog has Deletions of one session that wait for the same work. One goroutine does the
 // work for all. So a Deletion that waits costs no goroutine.
-type crowd struct {
+type backlog struct {
 	mu      sync.Mutex
 	waiting []*Deletion // guarded by mu
 	working bool        // the goroutine is running; guarded by mu
 }
 
-// The method `join` adds d to c. The goroutine calls `work` with all Deletions that have joined since
+// The method `join` adds d to b. The goroutine calls `work` with all Deletions that have joined since
 // its last call.
-func (c *crowd) join(d *Deletion, work func(ds []*Deletion)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiting = append(c.waiting, d)
-	if c.working {
+func (b *backlog) join(d *Deletion, work func(ds []*Deletion)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting = append(b.waiting, d)
+	if b.working {
 		return
 	}
-	c.working = true
+	b.working = true
 	d.inc.Manager.Spawn(func() {
 		for {
-			c.mu.Lock()
-			ds := c.waiting
-			c.waiting, c.working = nil, len(ds) > 0
-			c.mu.Unlock()
+			b.mu.Lock()
+			ds := b.waiting
+			b.waiting, b.working = nil, len(ds) > 0
+			b.mu.Unlock()
 			if len(ds) == 0 {
 				return
 			}
@@ -45,27 +45,27 @@ func (c *crowd) join(d *Deletion, work func(ds []*Deletion)) {
 	})
 }
 
-// The method `crowds` returns the Deletions that wait for another attempt, and those whose znodes must
+// The method `backlogs` returns the Deletions that wait for another attempt, and those whose znodes must
 // be found.
-func (inc *Incarnation) crowds() (repeated, lost *crowd) {
-	both := shared.Attached(&inc.Attached, func() *[2]crowd { return new([2]crowd) })
+func (inc *Incarnation) backlogs() (repeated, lost *backlog) {
+	both := shared.Attached(&inc.Attached, func() *[2]backlog { return new([2]backlog) })
 	return &both[0], &both[1]
 }
 
-// passPause is the interval of repeated attempts. So deletions that become due at slightly different
+// repeatEvery is the interval of repeated attempts. So deletions that become due at slightly different
 // times share requests.
-const passPause = 5 * time.Millisecond
+const repeatEvery = 5 * time.Millisecond
 
 // The method `again` makes another attempt at d after the time `wait`, as soon as there is a
 // connection.
 func (d *Deletion) again(wait time.Duration) {
-	repeated, _ := d.inc.crowds()
+	repeated, _ := d.inc.backlogs()
 	join := func() { repeated.join(d, repeatAll) }
 	if wait == 0 {
 		join()
 		return
 	}
-	wait += passPause - time.Duration(time.Now().Add(wait).UnixNano())%passPause
+	wait += repeatEvery - time.Duration(time.Now().Add(wait).UnixNano())%repeatEvery
 	stop := context.AfterFunc(d.inc.Ctx, join)
 	time.AfterFunc(wait, func() {
 		if stop() {

@@ -58,7 +58,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 			}
 		}
 		synctest.Wait()
-		if repeated, _ := inc.crowds(); repeated.working {
+		if repeated, _ := inc.backlogs(); repeated.working {
 			t.Error("the queue runs though nothing waits")
 		}
 	})
