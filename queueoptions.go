@@ -22,7 +22,7 @@ func positive(name string, n int, set func(*setup)) QueueOption {
 // WithPrefetch lets the consumers of one Queue value together claim up to n elements, and each at
 // least one, before the program takes them. No other consumer gets these elements until the
 // contexts of their consumers end. With 1, slow work spreads most evenly over processes. The
-// default is 128, and 1 in the layouts of other libraries; a slow consumer claims only 1.
+// default is 128; a slow consumer claims only 1. The layouts of other libraries know no claims.
 func WithPrefetch(n int) QueueOption {
 	return positive("WithPrefetch", n, func(c *setup) { c.Prefetch = n })
 }
@@ -93,15 +93,8 @@ func WithQueueLayout(l QueueLayout) QueueOption {
 }
 
 func newQueueSetup(opts []QueueOption) setup {
-	c := setup{codec: JSON, Settings: queue.Settings{Priorities: 1, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
+	c := setup{codec: JSON, Settings: queue.Settings{Priorities: 1, Prefetch: defaultPrefetch, PrefetchBytes: defaultPrefetchBytes, IDMemory: defaultIDMemory}}
 	session.ApplyEach("queue", opts, &c.err, func(o QueueOption) { o.applyQueue(&c) })
-	switch {
-	case c.Prefetch > 0:
-	case c.queueLayout == LayoutZsync:
-		c.Prefetch = defaultPrefetch
-	default:
-		c.Prefetch = 1
-	}
 	for _, o := range []struct {
 		name string
 		used bool

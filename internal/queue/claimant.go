@@ -228,7 +228,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 			err = errOutrun
 		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
-			c.q.Skips.skip(pausedName) // this client's claims do not check for a pause
+			c.q.Skips.Skip(pausedName) // this client's claims do not check for a pause
 			err = errOutrun
 		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
 			c.q.Skips.Unreadable(t.name, err)
@@ -596,7 +596,7 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 		case err == nil:
 			return rs, nil
 		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.q.Skips.skip(bellName) // for any reason: without the bell, the board can still be written
+			c.q.Skips.Skip(bellName) // for any reason: without the bell, the board can still be written
 		case !outrun(err):
 			return nil, err
 		}

@@ -267,7 +267,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		}))
 	}
 	if bell && !q.Skips.Skipped(bellName) {
-		add(ring(q.dir), func(*session.Incarnation, error) error { q.Skips.skip(bellName); return nil })
+		add(ring(q.dir), func(*session.Incarnation, error) error { q.Skips.Skip(bellName); return nil })
 	}
 	return steps, owners, nil
 }

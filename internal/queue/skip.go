@@ -31,8 +31,8 @@ type Skipper struct {
 	told    time.Time            // time of the latest complaint of Misfit; guarded by mu
 }
 
-// The method `skip` begins to skip what the servers do not let the client read or write.
-func (s *Skipper) skip(name string) {
+// Skip begins to skip what the servers do not let the client read or write.
+func (s *Skipper) Skip(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.barred == nil {
@@ -116,7 +116,7 @@ func (s *Skipper) Unreadable(name string, err error) bool {
 	if err == nil || session.IsNoNode(err) || session.OutcomeOf(err) != session.Answered {
 		return false
 	}
-	s.skip(name)
+	s.Skip(name)
 	s.Complain(fmt.Errorf("%s cannot be read, so consumers skip it for a minute: %w", name, err))
 	return true
 }

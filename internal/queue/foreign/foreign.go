@@ -33,11 +33,6 @@ type engine struct {
 	line    lock.Line     // line of the consumers that wait for elements
 	sending chan struct{} // a goroutine puts a token in before it sends an element, and removes the token afterwards
 	taking  chan struct{} // a goroutine puts a token in before it calls `fetch`, and removes the token afterwards
-
-	// Only the goroutine with the token of `taking` uses these fields.
-
-	listed []elementName // the next elements of the latest listing, at most Prefetch
-	at     time.Time     // time of that listing
 }
 
 // New returns the Engine of another library's layout: Curator's SimpleDistributedQueue, Curator's
@@ -142,20 +137,6 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementNa
 
 func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
 	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
-}
-
-// The method `list` returns the elements among `names`, without skipped elements. The result `left`
-// has the skipped elements that did not decode.
-func (q *engine) list(names []string) (es, left []elementName) {
-	for _, e := range q.elements(names) {
-		switch {
-		case !q.Skips.Skipped(e.name):
-			es = append(es, e)
-		case q.Skips.Left(e.name):
-			left = append(left, e)
-		}
-	}
-	return es, left
 }
 
 // maxSplit is the largest number of elements in one transaction of `split` or `Clear`.
@@ -278,46 +259,58 @@ func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
 	})
 }
 
-// The method `first` reads the first element. It returns nil if there is none. If `aside` is set, `first`
-// skips znodes without elements, which `seize` would delete.
+// The method `look` lists the elements, and reads the first that the client can read. It returns nil if
+// there is none. It leaves out skipped elements, but if `odd` is set, it returns a skipped misfit if there
+// is no other element: the caller gets the error of the misfit again. If `aside` is set, it leaves out
+// znodes without elements, which `seize` would delete.
+func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside bool) (*delivery, error) {
+	for changed := true; changed; {
+		changed = false
+		names, _, err := inc.Children(ctx, q.dir)
+		if err != nil {
+			return nil, err
+		}
+		var es, left []elementName
+		for _, e := range q.elements(names) {
+			switch {
+			case !q.Skips.Skipped(e.name):
+				es = append(es, e)
+			case odd && q.Skips.Left(e.name):
+				left = append(left, e)
+			}
+		}
+		for _, e := range append(es, left...) {
+			it, err := q.read(ctx, inc, e)
+			switch {
+			case session.IsNoNode(err):
+				changed = true
+			case err != nil:
+				return nil, err
+			case it != nil && (len(it.inside) > 0 || !aside):
+				return it, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// The method `first` reads the first element, or returns nil if there is none: see `look`.
 func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		for synced := false; ; {
-			names, err := inc.Names(ctx, q.dir)
-			if err != nil {
-				return err
-			}
-			es, left := q.list(names)
-			if synced {
-				es = append(es, left...) // skipped misfits, so that the caller gets their error again
-			}
-			changed := false
-			for _, e := range es {
-				it, err := q.read(ctx, inc, e)
-				switch {
-				case session.IsNoNode(err):
-					changed = true
-				case err != nil:
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		for _, synced := range []bool{false, true} {
+			if synced { // this server may lag: only a listing after a sync proves that there is no element
+				if err := inc.Sync(ctx, q.dir); err != nil {
 					return err
-				case it != nil && (len(it.inside) > 0 || !aside):
-					found = it
-					return nil
 				}
 			}
-			if changed {
-				continue
-			}
-			if synced {
-				if q.cfg.KeepDead > 0 && !aside {
-					q.Sweep(inc)
-				}
-				return nil
-			}
-			synced = true // this server may lag: only a listing after a sync proves that there is no element
-			if err := inc.Sync(ctx, q.dir); err != nil {
+			if found, err = q.look(ctx, inc, synced, aside); found != nil || err != nil && !session.IsNoNode(err) {
 				return err
 			}
 		}
+		if q.cfg.KeepDead > 0 && !aside {
+			q.Sweep(inc)
+		}
+		return nil
 	})
 	return found, err
 }
@@ -343,67 +336,50 @@ func (q *engine) Len(ctx context.Context) (int, error) {
 	return len(es), err
 }
 
-func (q *engine) Stats(ctx context.Context) (st queue.Totals, err error) {
-	es, err := q.names(ctx)
-	if err != nil {
-		return st, err
-	}
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		dead, err := q.Unread(ctx, inc)
+func (q *engine) Stats(ctx context.Context) (queue.Totals, error) {
+	return queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (st queue.Totals, err error) {
+		names, err := inc.Names(ctx, q.dir)
 		if err != nil {
-			return err
+			return st, err
 		}
+		dead, err := q.Unread(ctx, inc)
+		es := q.elements(names)
 		st.Ready, st.Dead = len(es), len(dead)
-		for _, e := range es {
-			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, e.name))
-			if err != nil {
-				return err
-			}
-			if stat != nil {
+		for i := 0; i < len(es) && err == nil && st.Oldest.IsZero(); i++ {
+			var stat *zk.Stat
+			if stat, err = inc.Exists(ctx, session.ChildPath(q.dir, es[i].name)); stat != nil {
 				st.Oldest = time.UnixMilli(stat.Ctime)
-				return nil
 			}
 		}
-		return nil
+		return st, err
 	})
-	return st, err
 }
 
 func (q *engine) Clear(ctx context.Context) (n int, err error) {
-	var there map[string]bool // the znodes that existed when Clear began
-	for {
-		es, err := q.names(ctx)
-		if err != nil {
-			return n, err
-		}
-		if there == nil {
-			there = make(map[string]bool, len(es))
-			for _, e := range es {
-				there[whole(e.name)] = true
-			}
-		}
+	es, err := q.names(ctx)
+	there := make(map[string]bool, len(es)) // the znodes that existed when Clear began
+	for _, e := range es {
+		there[whole(e.name)] = true
+	}
+	for err == nil && len(es) > 0 {
 		var ops []any
 		size := 0
 		for _, e := range es {
 			path := session.ChildPath(q.dir, e.name)
-			if !there[whole(e.name)] {
-				continue
-			}
 			if size += q.m.SizeOf(path, nil); len(ops) == maxSplit || len(ops) > 0 && size > session.MaxPacket/2 {
 				break
 			}
 			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		}
-		if len(ops) == 0 {
-			return n, nil
-		}
-		switch err := q.commit(ctx, ops); {
-		case err == nil:
+		if err = q.commit(ctx, ops); err == nil {
 			n += len(ops)
-		case unlessOutrun(err) != nil:
-			return n, err
+		} else if err = unlessOutrun(err); err != nil {
+			break
 		}
+		es, err = q.names(ctx)
+		es = slices.DeleteFunc(es, func(e elementName) bool { return !there[whole(e.name)] })
 	}
+	return n, err
 }
 
 func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
@@ -428,83 +404,48 @@ func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
 
-// listedFor is the time for which `fetch` uses a listing. After that, other elements may be the first.
-const listedFor = time.Second
-
-// The method `fetch` waits for an element, and takes it. If an element does not decode, it can return nil
-// without an error.
+// The method `fetch` waits in the line for an element, and takes it. If an element does not decode, it can
+// return nil without an error. If the servers refuse to let the client take an element, consumers skip it
+// for a while.
 func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		var place *lock.Claim // of the line, from the first listing
-		defer func() {
-			if place != nil {
-				place.Leave()
-			}
-		}()
-		for refused := map[string]bool{}; got == nil; {
-			if len(q.listed) == 0 || time.Since(q.at) > listedFor {
-				if place == nil {
-					if place, err = q.line.Contend(ctx, inc); errors.Is(err, session.ErrVanished) {
-						return nil
-					} else if err != nil {
-						return err
-					}
-				}
-				es, err := q.awaitSome(ctx, inc, refused)
-				if err != nil {
-					return err
-				}
-				q.listed, q.at = es[:min(len(es), q.cfg.Prefetch)], time.Now()
-			}
-			e := q.listed[0]
-			q.listed = q.listed[1:]
-			it, err := q.read(ctx, inc, e)
-			if session.IsNoNode(err) || err == nil && it == nil {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			switch got, err = q.take(ctx, it); {
-			case err != nil && ctx.Err() == nil && q.Skips.Left(e.name):
-				return nil // `Complain` has already sent the error to the consumers for which `Odd` is set
-			case err != nil && ctx.Err() == nil && refusal(err):
-				refused[e.name] = true
-				q.Complain(err)
-			case err != nil:
-				return err
-			}
-			if len(it.inside) != 1 {
-				q.listed = nil // the elements of the split znode precede the others
-			}
+		place, err := q.line.Contend(ctx, inc)
+		if errors.Is(err, session.ErrVanished) {
+			return nil
+		} else if err != nil {
+			return err
 		}
-		return nil
+		defer place.Leave()
+		for got == nil && err == nil {
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
+			again := q.Skips.Next() // before `look`, because a skip can end between the two calls
+			var it *delivery
+			switch it, err = q.look(ctx, inc, false, false); {
+			case session.IsNoNode(err):
+				_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
+			case err == nil && it == nil:
+				if next := q.Sweep(inc); again.IsZero() || next.Before(again) {
+					again = next
+				}
+				q.m.Waiters.Add(1)
+				err = inc.AwaitAny(ctx, []*conn.Watch{w}, again)
+				q.m.Waiters.Add(-1)
+			case err == nil:
+				got, err = q.take(ctx, it)
+				switch {
+				case err == nil || ctx.Err() != nil:
+				case q.Skips.Left(it.name):
+					inc.Watches.Leave(w)
+					return nil // `Complain` has already sent the error to the consumers for which `Odd` is set
+				case refusal(err):
+					q.Skips.Skip(it.name)
+					q.Complain(err)
+					err = nil
+				}
+			}
+			inc.Watches.Leave(w)
+		}
+		return err
 	})
 	return got, err
-}
-
-// awaitSome lists the elements, without skipped and refused elements. If there are none, it waits.
-func (q *engine) awaitSome(ctx context.Context, inc *session.Incarnation, refused map[string]bool) ([]elementName, error) {
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
-		names, _, err := inc.Children(ctx, q.dir)
-		again := q.Skips.Next() // `Next` is called before `list`, because a skip can end between the two calls
-		es, _ := q.list(names)
-		es = slices.DeleteFunc(es, func(e elementName) bool { return refused[e.name] })
-		switch {
-		case session.IsNoNode(err):
-			_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
-		case err == nil && len(es) == 0:
-			if next := q.Sweep(inc); again.IsZero() || next.Before(again) {
-				again = next
-			}
-			q.m.Waiters.Add(1)
-			err = inc.AwaitAny(ctx, []*conn.Watch{w}, again)
-			q.m.Waiters.Add(-1)
-		}
-		inc.Watches.Leave(w)
-		if err != nil || len(es) > 0 {
-			return es, err
-		}
-	}
 }

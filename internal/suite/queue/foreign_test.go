@@ -538,3 +538,31 @@ func TestElementThatMayNotBeReadStopsNobodyInAnyLayout(t *testing.T) {
 		})
 	}
 }
+
+// An element that the servers let nobody take does not hold up the others. It is tried again after a minute.
+func TestAnElementThatMayNotBeTakenIsTriedOnceAMinute(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		layout := zsync.WithQueueLayout(zsync.LayoutSimpleQueue)
+		must(t, zsync.NewQueue[int](open(t, srv), "/q", layout).Send(t.Context(), counted(4)...))
+		first := func(o zktest.Request) bool {
+			return o.Op == zktest.OpDelete && strings.HasSuffix(o.Path, "-0000000000")
+		}
+		var tries atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && slices.ContainsFunc(r.Ops, first) {
+				tries.Add(1)
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		ch := zsync.NewQueue[int](open(t, srv), "/q", layout).Recv(t.Context())
+		if got := collect(t, ch, 3); !slices.Equal(got, []int{1, 2, 3}) || tries.Load() != 1 {
+			t.Errorf("received %v, and tried the other %d times; want 1, 2, 3 and once", got, tries.Load())
+		}
+		srv.Intercept(nil)
+		start := time.Now()
+		if v, took := <-ch, time.Since(start); v != 0 || took > time.Minute+time.Second {
+			t.Errorf("received %d after %v", v, took)
+		}
+	})
+}
