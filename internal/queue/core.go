@@ -29,7 +29,7 @@ type core struct {
 // New returns the Engine of zsync's own layout. It does no I/O.
 func New(m *session.Manager, cfg Settings) Engine {
 	at := NewCommon(m, cfg, nil)
-	q := &core{Common: at, producer: producer{Common: at, order: make(chan struct{}, 1), turn: make(chan struct{}, 1)}, trace: m.Trace}
+	q := &core{Common: at, producer: producer{Common: at, turn: make(chan struct{}, 1), full: make(chan struct{})}, trace: m.Trace}
 	q.finder.Common = at
 	q.finder.mark = func() string {
 		q.mu.Lock()
@@ -62,7 +62,7 @@ func (q *core) Send(ctx context.Context, b Batch) error {
 	if err != nil {
 		return err
 	}
-	if err := q.admit(ctx, len(p.data), p.id, b.NoWait); err != nil {
+	if err := q.admit(ctx, len(p.data), p, b.NoWait); err != nil {
 		return err
 	}
 	return q.send(p)

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -11,9 +12,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file makes Send wait while the queue is full, and counts elements. The limit is soft. A producer
-// counts the elements at most once in the time countEvery. Between two counts, it adds only the elements
-// that it sends itself, so the elements of other producers can exceed the limit.
+// This file makes Send wait while the queue is full. The limit is soft: between two counts, a producer adds
+// only the elements that it sends itself.
 
 const (
 	// countEvery is the age from which a producer no longer uses its last count.
@@ -26,9 +26,10 @@ const (
 	maxCounts = 20
 )
 
-// The method `admit` waits until there is room for `n` elements, or returns ErrFull if `hurry` is set. An
-// element whose ID is known needs no room: `id` is the hash of the ID, or empty.
-func (q *producer) admit(ctx context.Context, n int, id string, hurry bool) error {
+// The method `admit` waits until there is room for `n` elements, and counts them as sent. If `hurry` is set,
+// it returns ErrFull instead of waiting. If the queue remembers the ID of the parcel `p`, it returns ErrKnown
+// instead of waiting. The parcel can be nil.
+func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) error {
 	limit := q.cfg.MaxLen
 	switch {
 	case limit == 0:
@@ -40,78 +41,78 @@ func (q *producer) admit(ctx context.Context, n int, id string, hurry bool) erro
 	waited := func(err error) error {
 		return fmt.Errorf("waited %v for room (WithMaxLen %d): %w", time.Since(start).Round(time.Millisecond), limit, err)
 	}
-	if !hurry {
-		select {
-		case q.order <- struct{}{}:
-		case <-ctx.Done():
-			return waited(session.CtxErr(ctx))
-		}
-		defer func() { <-q.order }()
-		defer q.waits.Store(false)
+	var full <-chan struct{}
+	if hurry {
+		full = q.full
 	}
+	select {
+	case q.turn <- struct{}{}:
+	case <-full:
+		return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
+	case <-ctx.Done():
+		return waited(session.CtxErr(ctx))
+	}
+	defer func() { <-q.turn }()
 	for {
-		wait, err := countEvery, error(nil)
-		if !hurry || !q.waits.Load() {
-			wait, err = q.reserve(ctx, n)
+		if time.Since(q.counted) >= countEvery || q.have+n > limit {
+			if err := q.m.During(ctx, func(inc *session.Incarnation) error { return q.count(ctx, inc) }); err != nil && ctx.Err() != nil {
+				return waited(err)
+			} else if err != nil {
+				return err
+			}
 		}
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return waited(err)
-		case wait == 0 || err != nil:
-			return err
+		if q.have+n <= limit {
+			q.have += n
+			return nil
 		}
-		if id != "" {
-			if known, err := q.knows(ctx, id); err != nil || known {
-				return err // if the ID is known, the transaction of the element fails with ErrKnown
+		if p != nil && p.id != "" {
+			o := &outbox{producer: q, group: []*parcel{p}}
+			err := q.m.During(ctx, func(inc *session.Incarnation) error { return o.reread(ctx, inc) })
+			if err = cmp.Or(err, p.err); err != nil {
+				return err
 			}
 		}
 		if hurry {
 			return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
 		}
-		q.waits.Store(true)
-		q.m.Waiters.Add(1)
-		err = q.m.Sleep(ctx, wait)
-		q.m.Waiters.Add(-1)
-		if err != nil {
+		if err := q.pass(ctx); err != nil {
 			return waited(err)
 		}
 	}
 }
 
-// The method `reserve` returns 0 if there is room for `n` more elements, and then counts them as sent. If
-// there is no room, it returns the time until the next count.
-func (q *producer) reserve(ctx context.Context, n int) (wait time.Duration, err error) {
-	select {
-	case q.turn <- struct{}{}:
-	case <-ctx.Done():
-		return 0, session.CtxErr(ctx)
-	}
-	defer func() { <-q.turn }()
-	if time.Since(q.counted) >= countEvery || q.have+n > q.cfg.MaxLen {
-		// If there is little room, two counts in a row must be equal. If the queue seems to be full,
-		// it is counted again after a sync.
-		sure := func(n int) bool { return n >= q.cfg.MaxLen || n <= q.cfg.MaxLen-q.cfg.MaxLen/10-10 }
-		err := q.m.During(ctx, func(inc *session.Incarnation) error {
-			have, buckets, err := q.length(ctx, inc, sure)
-			if err == nil && have >= q.cfg.MaxLen {
-				if err = inc.Sync(ctx, q.dir); err == nil {
-					have, buckets, err = q.length(ctx, inc, sure)
-				}
-			}
-			if err == nil {
-				q.have, q.again, q.counted = have, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
-			}
-			return err
-		})
-		if err != nil {
-			return 0, err
+// The method `pass` waits until the next count. Meanwhile, each call of `admit` with `hurry` fails.
+func (q *producer) pass(ctx context.Context) error {
+	q.m.Waiters.Add(1)
+	defer q.m.Waiters.Add(-1)
+	for over := time.After(q.again); ; {
+		select {
+		case <-over:
+			return nil
+		case q.full <- struct{}{}:
+		case <-ctx.Done():
+			return session.CtxErr(ctx)
+		case <-q.m.Closing:
+			return q.m.Failure()
 		}
 	}
-	if q.have+n > q.cfg.MaxLen {
-		return q.again, nil
+}
+
+// The method `count` counts the elements. If there is little room, two counts in a row must be equal. If
+// the queue seems to be full, it is counted again after a sync.
+func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
+	limit := q.cfg.MaxLen
+	sure := func(n int) bool { return n >= limit || n <= limit-limit/10-10 }
+	have, buckets, err := q.length(ctx, inc, sure)
+	if err == nil && have >= limit {
+		if err = inc.Sync(ctx, q.dir); err == nil {
+			have, buckets, err = q.length(ctx, inc, sure)
+		}
 	}
-	q.have += n
-	return 0, nil
+	if err == nil {
+		q.have, q.again, q.counted = have, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
+	}
+	return err
 }
 
 // The method `length` counts the elements until two counts in a row are equal: then the queue had that
@@ -146,29 +147,6 @@ func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func
 	}
 }
 
-// The method `knows` reports whether the queue remembers an ID.
-func (q *producer) knows(ctx context.Context, id string) (known bool, err error) {
-	path := q.idPath(id)
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		data, stat, err := inc.Get(ctx, path)
-		if session.IsAnswer(err, zk.ErrNoAuth) {
-			known = true // servers look for a znode before its ACL
-			return nil
-		}
-		if err == nil {
-			var now *zk.Stat
-			now, err = inc.Set(ctx, session.ParentPath(path), nil, -1) // for the servers' time
-			known = err == nil && !expired(data, stat, now)
-		}
-		if session.IsNoNode(err) { // the queue never had the ID, or a sweep has deleted the note
-			return nil
-		}
-		return err
-	})
-	return known, err
-}
-
-// The method `buckets` lists the buckets.
 func (q *Common) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 	names, err := inc.Names(ctx, q.dir)
 	return parseBuckets(names), err

@@ -56,9 +56,8 @@ type producer struct {
 
 	// The fields below are for a queue with a limit: see room.go.
 
-	order chan struct{} // a Send puts a token in before it may wait, and takes it out after: so Sends keep their order
-	waits atomic.Bool   // the Send with the token of `order` waits for room
-	turn  chan struct{} // a goroutine puts a token in before it counts, and takes it out after
+	turn chan struct{} // a goroutine puts a token in before it looks for room, and takes it out when it has room: so Sends keep their order
+	full chan struct{} // the goroutine with the token of `turn` sends to it while it waits for room
 
 	// Only the goroutine with the token of `turn` uses these fields.
 

@@ -49,15 +49,16 @@ func (q *Common) Sweep(inc *session.Incarnation) (next time.Time) {
 
 // The method `old` returns deletions of the children of `dir` for which is(name, node, now) is true. Each
 // deletion names the version that was read. A child that the client cannot read stays. Before it reads the
-// children, it writes `dir`. The result `now` is the Stat from that write: the Mtime of that Stat is the
+// children, it writes `dir`. The argument `now` is the Stat from that write: the Mtime of that Stat is the
 // servers' time.
-func (q *Common) old(ctx context.Context, inc *session.Incarnation, dir string, is func(name string, n session.Node, now *zk.Stat) bool) (ops []any, now *zk.Stat, err error) {
+func (q *Common) old(ctx context.Context, inc *session.Incarnation, dir string, is func(name string, n session.Node, now *zk.Stat) bool) (ops []any, err error) {
 	names, err := inc.Names(ctx, dir)
 	if err != nil || len(names) == 0 {
-		return nil, nil, err
+		return nil, err
 	}
-	if now, err = inc.Set(ctx, dir, nil, -1); err != nil {
-		return nil, nil, err
+	now, err := inc.Set(ctx, dir, nil, -1)
+	if err != nil {
+		return nil, err
 	}
 	nodes, err := inc.GetSmall(ctx, pathsOf(dir, names, func(name string) string { return name }))
 	for i, n := range nodes {
@@ -65,15 +66,14 @@ func (q *Common) old(ctx context.Context, inc *session.Incarnation, dir string, 
 			ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(dir, names[i]), Version: n.Stat.Version})
 		}
 	}
-	return ops, now, err
+	return ops, err
 }
 
-// sweepIDs deletes the notes of expired IDs, but no note that changes after sweepIDs has read it, because
-// of two checks. First, each deletion names the version of the note, which changes if a producer
-// writes the note. Second, each transaction checks the version of the shard, the parent znode of the
-// note. If another sweep has deleted the note, and a producer has created the note again, that sweep has
-// written the shard. After any write of the shard, also by a SendID that reads the servers' time, the
-// remaining notes of the shard wait for the next sweep.
+// sweepIDs deletes the notes of expired IDs, but no note that changes after sweepIDs has read it. Each
+// deletion names the version of the note, which changes if a producer writes the note. Each transaction
+// also writes the znode `ids`, at the version that the last write of this sweep has left there. So if
+// another sweep has deleted a note since, and a producer has created it again, the servers refuse the
+// transaction. They also refuse a producer's transaction that replaces a note that it has read before.
 func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	shards, stat, err := inc.Children(ctx, q.ids)
 	// In half of the time sweepEvery, the sweep of one process is enough. This machine's clock
@@ -81,35 +81,30 @@ func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	if err != nil || time.Since(time.UnixMilli(stat.Mtime)) < sweepEvery/2 {
 		return err
 	}
-	if _, err := inc.Set(ctx, q.ids, nil, stat.Version); err != nil {
+	if stat, err = inc.Set(ctx, q.ids, nil, stat.Version); err != nil {
 		return err // another process was faster
 	}
+	version := stat.Version
 	for _, shard := range shards {
-		dir := session.ChildPath(q.ids, shard)
-		old, now, err := q.old(ctx, inc, dir, func(_ string, n session.Node, now *zk.Stat) bool {
+		old, err := q.old(ctx, inc, session.ChildPath(q.ids, shard), func(_ string, n session.Node, now *zk.Stat) bool {
 			return len(n.Data) > 0 && expired(n.Data, n.Stat, now)
 		})
 		if err != nil {
 			return err
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			// The write gives the znode `ids` a new version: the servers refuse a producer's transaction
-			// that replaces a note that it has read before.
-			ops := []any{&zk.CheckVersionRequest{Path: dir, Version: now.Version}, &zk.SetDataRequest{Path: q.ids, Version: -1}}
-			_, err := inc.Multi(ctx, append(ops, some...)...)
-			if session.OutcomeOf(err) != session.Answered {
+			rs, err := inc.Multi(ctx, append([]any{&zk.SetDataRequest{Path: q.ids, Version: version}}, some...)...)
+			switch {
+			case err == nil:
+				version++
+			case session.OutcomeOf(err) != session.Answered || session.FailedOp(rs) == 0:
 				return err
-			}
-			if err != nil {
-				break // the servers refuse only the deletions of this shard
-			}
+			} // if the servers refuse a deletion, these notes wait for the next sweep
 		}
 	}
 	return nil
 }
 
-// sweepDead deletes expired dead letters. It names no versions, because the name of a dead letter is
-// never used again.
 func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error {
 	if q.cfg.KeepDead == 0 {
 		return nil
@@ -139,7 +134,7 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 // a process that was cut off for that time finds its receipt deleted: its call returns an error, and the
 // outcome is unknown. If the process writes its receipt after the read, the servers refuse the deletion.
 func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
-	old, _, err := q.old(ctx, inc, q.Receipts, func(name string, n session.Node, now *zk.Stat) bool {
+	old, err := q.old(ctx, inc, q.Receipts, func(name string, n session.Node, now *zk.Stat) bool {
 		return strings.HasSuffix(name, "-receipt") && time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond >= session.SweptAfter
 	})
 	for _, op := range old {

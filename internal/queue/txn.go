@@ -69,7 +69,7 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		if n == 0 {
 			continue
 		}
-		switch err := o.admit(ctx, n, "", false); {
+		switch err := o.admit(ctx, n, nil, false); {
 		case session.IsClosed(lost) && outer.Err() == nil:
 			return x, nil
 		case err != nil:

@@ -204,9 +204,9 @@ func TestSweepThatMeetsASendIDGoesOnWithTheOtherDirectories(t *testing.T) {
 		w := plain(t, srv)
 		dirs := 0
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[0].Op == zktest.OpCheck && strings.HasPrefix(r.Ops[0].Path, "/q-ids/") {
+			if r.Op == zktest.OpMulti && len(r.Ops) > 1 && r.Ops[1].Op == zktest.OpDelete && strings.HasPrefix(r.Ops[1].Path, "/q-ids/") {
 				if dirs++; dirs == 3 {
-					go func() { w.Set(r.Ops[0].Path, nil, -1) }()
+					go func() { w.Set(r.Ops[1].Path, []byte("3600000"), -1) }()
 					return zktest.Delay(time.Second)
 				}
 			}
