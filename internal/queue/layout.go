@@ -47,7 +47,7 @@ import (
 // # Names
 //
 // No element gets the name of an earlier element, even if an operator deletes the queue and a
-// client creates it again. The reason is the number of the first bucket: it is the zxid of the
+// client creates it again. The reason is the number of the first bucket: it is at least the zxid of the
 // transaction that created the queue's znode. So a process that still has an element of the deleted
 // queue cannot remove an element of the new queue.
 //

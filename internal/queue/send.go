@@ -47,7 +47,7 @@ type parcel struct {
 // is stored by the next transaction.
 type producer struct {
 	*Common
-	known sync.Map             // by priority, the *tail after the latest Send
+	known sync.Map             // by priority, the *tail that the producer has read or left last
 	slots shared.Cache[string] // by slot, a bucket that probably exists and is not full
 
 	mu      sync.Mutex
@@ -111,7 +111,6 @@ func (q *Common) overhead() int {
 type outbox struct {
 	*producer
 	group []*parcel
-	tails map[int]*tail // by priority, the tails before the transaction
 	next  map[int]*tail // by priority, the tails as the `steps` leave them
 	steps []step        // one attempt
 	op    int           // for a transaction of the program: index of the first operation that sends to the queue
@@ -122,7 +121,8 @@ type outbox struct {
 type tail struct {
 	made    bool  // the znode exists
 	version int32 // of the znode
-	bucket  int64 // number of the newest bucket; if the znode does not exist, the next number belongs to the first bucket
+	bucket  int64 // number of the newest bucket
+	least   int64 // no bucket of the queue has had this number or a higher one: if the client has read the tail, the next bucket has it
 	full    bool  // the newest bucket is full, or does not exist
 	gone    bool  // another client has deleted the newest bucket, but not the queue
 }
@@ -320,115 +320,104 @@ func (q *producer) filled(path string) (b bucket, full bool) {
 	return b, full
 }
 
-// The method `locate` reads the tail of a priority. If the queue does not exist, `locate` creates it
-// instead.
-func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, prio int) error {
+// The method `locate` returns the tail of a priority. Unless the producer knows the tail, it reads the tail. If
+// the queue does not exist, it first creates the queue.
+func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, prio int) (*tail, error) {
+	if t, ok := o.known.Load(prio); ok {
+		return t.(*tail), nil
+	}
 	nodes, err := inc.GetAll(ctx, []string{o.dir, session.ChildPath(o.dir, tailName(prio))})
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case nodes[0].Stat == nil:
-		return o.makeQueue(ctx, inc)
+		// The znode is not a container: the servers delete an empty container, and the numbers of the buckets
+		// would then begin with the zxid of another znode.
+		if _, err := inc.Create(ctx, o.dir, []byte(marks.Dir)); err != nil {
+			return nil, err
+		}
+		return o.locate(ctx, inc, prio)
 	case !ours(nodes[0].Data):
-		return o.m.Mixed(o.dir)
+		return nil, o.m.Mixed(o.dir)
 	}
-	n := nodes[1]
+	// Each transaction that creates a bucket has a higher zxid than the number of that bucket. It writes the
+	// queue's znode, and adds a child.
+	n, t := nodes[1], &tail{least: max(nodes[0].Stat.Mzxid, nodes[0].Stat.Pzxid), full: true}
 	if n.Stat == nil {
-		// A priority without a tail begins with a new number. Each transaction that creates a bucket also
-		// writes the queue's znode. So its last write has a higher zxid than the number of any bucket.
-		o.tails[prio] = &tail{bucket: nodes[0].Stat.Mzxid - 1, full: true}
-		return nil
+		return t, nil
 	}
-	t := &tail{made: true, version: n.Stat.Version}
+	t.made, t.version = true, n.Stat.Version
 	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
-		return o.m.Mixed(o.dir)
+		return nil, o.m.Mixed(o.dir)
 	}
 	// The producer that fills a bucket creates the next one in its next Send. If it sends no more, the tail
 	// still names the full bucket.
 	if nodes, err = inc.GetAll(ctx, []string{session.ChildPath(o.dir, bucketName(prio, t.bucket))}); err != nil {
-		return err
+		return nil, err
 	}
 	t.gone = nodes[0].Stat == nil
-	t.full = t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1
-	o.tails[prio] = t
-	return nil
+	if t.full = t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1; !t.full { // a stale `least` might be used again, in a new queue
+		o.known.Store(prio, t)
+	}
+	return t, nil
 }
 
 // The method `build` sets o.steps to the transaction of one attempt. It uses the buckets that the
-// outbox knows. After a refusal, a cure has corrected that knowledge.
+// producer knows. After a refusal, a cure has corrected that knowledge.
 func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 	o.group = slices.DeleteFunc(o.group, func(p *parcel) bool { return p.err != nil })
 	if o.steps, o.next = nil, make(map[int]*tail); len(o.group) == 0 {
 		return nil
 	}
-	if o.tails == nil {
-		o.tails = make(map[int]*tail)
-	}
 	if err := o.vet(ctx, inc); err != nil {
 		return err
 	}
-	unknown := func(p *parcel) bool {
-		if t, ok := o.known.Load(p.prio); ok && o.tails[p.prio] == nil {
-			o.tails[p.prio] = t.(*tail)
-		}
-		return o.tails[p.prio] == nil
-	}
-	for i := slices.IndexFunc(o.group, unknown); i >= 0; i = slices.IndexFunc(o.group, unknown) { // from the beginning, because `locate` may forget all tails
-		if err := o.locate(ctx, inc, o.group[i].prio); err != nil {
-			return err
-		}
-	}
-	anew := func(*session.Incarnation) error {
+	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
 		o.forget() // another producer has created the next bucket, or another client has deleted a bucket or the queue
 		return nil
-	}
-	o.add(ring(o.dir), when(session.IsNoNode, func(inc *session.Incarnation) error { return o.makeQueue(ctx, inc) })) // the bell
-	keyed := false
+	})
+	o.add(ring(o.dir), anew) // the bell
+	keyed, tails := false, make(map[int]*tail)
 	for _, p := range o.group {
-		var dir string
-		var makeDir func(*session.Incarnation, error) error
+		if tails[p.prio] == nil {
+			t, err := o.locate(ctx, inc, p.prio)
+			if err != nil {
+				return err
+			}
+			tails[p.prio] = t
+		}
+		dir, cure := "", anew
 		if p.due == 0 {
 			if o.next[p.prio] == nil {
-				o.next[p.prio] = o.open(p.prio, when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, anew))
+				o.next[p.prio] = o.open(p.prio, *tails[p.prio], anew)
 			}
 			dir = session.ChildPath(o.dir, bucketName(p.prio, o.next[p.prio].bucket))
-			makeDir = when(session.IsNoNode, anew)
 		} else {
 			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
 			var err error
-			if dir, makeDir, err = o.slot(ctx, inc, at); session.IsNoNode(err) { // another client has deleted the queue
-				if err = o.makeQueue(ctx, inc); err == nil {
-					return o.build(ctx, inc)
-				}
-			}
-			if err != nil {
+			if dir, cure, err = o.slot(ctx, inc, at); session.IsNoNode(err) { // another client has deleted the queue
+				o.forget()
+				return o.build(ctx, inc)
+			} else if err != nil {
 				return err
 			}
 		}
 		o.identify(ctx, p, session.BaseName(dir))
 		for i, data := range p.data {
 			keyed = keyed || keyOf(p.tags[i]) != ""
-			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, makeDir)
+			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, cure)
 		}
 	}
 	if keys := session.ChildPath(o.dir, keysName); keyed {
 		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(ctx, keys, nil)
 			if session.IsNoNode(err) {
-				err = nil // the queue was deleted: the servers refuse the next attempt, and then the cure of the bell creates the queue
+				err = nil // the queue was deleted: the servers refuse the next attempt, and then `locate` creates the queue
 			}
 			return err
 		}))
 	}
 	return nil
-}
-
-// makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
-// container, and the numbers of the buckets would then begin with the zxid of another znode.
-func (o *outbox) makeQueue(ctx context.Context, inc *session.Incarnation) error {
-	o.forget()
-	_, err := inc.Create(ctx, o.dir, []byte(marks.Dir))
-	return err
 }
 
 func (o *outbox) add(op any, c func(*session.Incarnation, error) error) {
@@ -438,42 +427,33 @@ func (o *outbox) add(op any, c func(*session.Incarnation, error) error) {
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
 // the newest bucket, or the creation of the next bucket. It returns the tail as it will be after
 // these steps.
-func (o *outbox) open(prio int, anew func(*session.Incarnation, error) error) *tail {
-	t, acl := *o.tails[prio], o.m.Config.ACL
+func (o *outbox) open(prio int, t tail, anew func(*session.Incarnation, error) error) *tail {
+	acl := o.m.Config.ACL
 	path := session.ChildPath(o.dir, tailName(prio))
 	if !t.full {
 		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
 		return &t
 	}
-	t.bucket++
-	passed := *o.tails[prio]
-	passed.bucket++
-	number := []byte(strconv.FormatInt(t.bucket, 10))
 	if t.made && !t.gone {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.
-		o.add(&zk.CheckVersionRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket-1)), Version: -1}, anew)
+		o.add(&zk.CheckVersionRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Version: -1}, anew)
 	}
+	t.bucket = max(t.bucket+1, t.least)
+	number := []byte(strconv.FormatInt(t.bucket, 10))
 	if t.made {
 		o.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
 		t.version++
 	} else {
 		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
-		t.version = 0
 	}
-	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, when(session.IsNodeExists, func(*session.Incarnation) error {
-		o.tails[prio] = &passed // another client has created this bucket without the tail
-		return nil
-	}))
+	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
 	t.made, t.full, t.gone = true, false, false
 	return &t
 }
 
-func (o *outbox) forget() {
-	clear(o.tails)
-	o.known.Clear()
-}
+func (q *producer) forget() { q.known.Clear() }
 
 // The method `slot` returns the path of a bucket of the slot `at`. It creates a bucket if it finds none
 // with room. If the servers refuse a transaction because the bucket was deleted, the function `cure`
