@@ -429,10 +429,8 @@ func (q *Queue[T]) Peek(ctx context.Context) (v T, ok bool, err error) {
 	if err != nil || e == nil {
 		return v, false, err
 	}
-	if err = e.Fault; err == nil {
-		v, err = codec.Decode[T](q.cfg.codec, e.Data)
-	}
-	return v, err == nil, opError("peek", q.path, err)
+	v, _ = e.Value.(T)
+	return v, e.Fault == nil, opError("peek", q.path, e.Fault)
 }
 
 // Clear removes all elements that exist when it begins and are unclaimed, and returns their number.

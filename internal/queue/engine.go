@@ -60,8 +60,7 @@ type Engine interface {
 	// first, an element that Take has claimed goes back to its position. Session.Close waits for that.
 	Take(ctx context.Context) (*Element, error)
 
-	// Peek returns the element that `Take` would have returned a moment ago, without a Value. It writes
-	// nothing.
+	// Peek returns the element that `Take` would have returned a moment ago. It writes nothing.
 	Peek(ctx context.Context) (*Element, error)
 
 	// Len returns the number of elements in the queue, with claimed and delayed elements.

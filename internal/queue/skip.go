@@ -25,8 +25,8 @@ type Skipper struct {
 	Complain func(error)
 
 	mu      sync.Mutex
-	barred  map[string]time.Time // what the servers do not let the client read or write, with the ends of the skips; guarded by mu
-	misfits map[string]time.Time // elements that did not decode, in the same way; guarded by mu
+	until   map[string]time.Time // the ends of the skips; guarded by mu
+	misfits map[string]bool      // what is skipped because it did not decode; guarded by mu
 	streak  int                  // elements in a row that did not decode; not 0 while a misfit is skipped; guarded by mu
 	told    time.Time            // time of the latest complaint of Misfit; guarded by mu
 }
@@ -35,27 +35,29 @@ type Skipper struct {
 func (s *Skipper) Skip(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.barred == nil {
-		s.barred = make(map[string]time.Time)
+	s.skipLocked(name)
+	delete(s.misfits, name)
+}
+
+func (s *Skipper) skipLocked(name string) {
+	if s.until == nil {
+		s.until, s.misfits = make(map[string]time.Time), make(map[string]bool)
 	}
-	s.barred[name] = time.Now().Add(skipFor)
+	s.until[name] = time.Now().Add(skipFor)
 }
 
 // Skipped reports whether the consumer skips an element or a bucket.
 func (s *Skipper) Skipped(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	return now.Before(s.barred[name]) || now.Before(s.misfits[name])
+	return time.Now().Before(s.until[name])
 }
 
 // Left returns true if a consumer skips an element only because the element did not decode.
 func (s *Skipper) Left(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, misfit := s.misfits[name]
-	_, barred := s.barred[name]
-	return misfit && !barred
+	return s.misfits[name]
 }
 
 // Next returns the earliest time at which a skip ends, or the zero time if there is none.
@@ -63,13 +65,12 @@ func (s *Skipper) Next() (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	for _, skips := range []map[string]time.Time{s.barred, s.misfits} {
-		for name, until := range skips {
-			if !now.Before(until) {
-				delete(skips, name) // the caller looks at the element again, if it still exists
-			} else {
-				at = earlier(at, until)
-			}
+	for name, until := range s.until {
+		if now.Before(until) {
+			at = earlier(at, until)
+		} else { // the caller looks at the element again, if it still exists
+			delete(s.until, name)
+			delete(s.misfits, name)
 		}
 	}
 	return at
@@ -80,7 +81,11 @@ func (s *Skipper) Next() (at time.Time) {
 func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.streak, s.misfits = 0, nil
+	s.streak = 0
+	for name := range s.misfits {
+		delete(s.until, name)
+	}
+	clear(s.misfits)
 }
 
 // Misfit is called for an element that did not decode. If it returns nil, the element should become
@@ -94,10 +99,8 @@ func (s *Skipper) Misfit(name string, fault error) error {
 	}
 	// Misfit holds the mutex until the skip is recorded. Otherwise, another goroutine could call
 	// `Fits` first, and the new skip would survive that call.
-	if s.misfits == nil {
-		s.misfits = make(map[string]time.Time)
-	}
-	s.misfits[name] = time.Now().Add(skipFor)
+	s.skipLocked(name)
+	s.misfits[name] = true
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
 		s.told = time.Now()

@@ -133,17 +133,14 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				return nil, err
 			}
 			e := f.es[0]
-			data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.key()))
+			ls, err := q.fill(ctx, inc, []Listed{{Element: Element{ID: e.id(), Attempts: int(e.tries) + f.lot.board.tried[e.seq]}, found: e}})
 			switch {
-			case session.IsNoNode(err): // a consumer has removed the element since the search
-				q.listings.Delete(e.bucket) // the consumer may have left no trace on the board
-			case q.Skips.Unreadable(e.key(), err):
 			case err != nil:
 				return nil, err
-			default:
-				it := &item{element: e, attempts: f.lot.board.tried[e.seq]}
-				it.read(session.Node{Data: data, Stat: stat})
-				return &Element{ID: it.id(), Data: data, Sent: it.sent, Attempts: it.attempts}, nil
+			case len(ls) == 0: // a consumer has removed the element since the search
+				q.listings.Delete(e.bucket) // the consumer may have left no trace on the board
+			case !q.Skips.Unreadable(e.key(), ls[0].Fault):
+				return &ls[0].Element, nil
 			}
 		}
 	})

@@ -131,6 +131,8 @@ func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementNa
 	it.ctx, it.cancel = context.WithCancelCause(context.Background())
 	if it.inside, it.fault = q.open(data); it.fault != nil {
 		it.inside = [][]byte{data}
+	} else if len(it.inside) > 0 {
+		it.value, it.fault = q.cfg.Decode(it.inside[0])
 	}
 	return it, nil
 }
@@ -190,9 +192,6 @@ func (q *engine) seize(it *delivery) (ours *delivery, err error) {
 	ctx := session.Finishing
 	if len(it.inside) != 1 {
 		return nil, q.split(ctx, it.inc, it)
-	}
-	if it.fault == nil {
-		it.value, it.fault = q.cfg.Decode(it.inside[0])
 	}
 	ops := []any{q.deletion(it)}
 	if it.fault != nil {
