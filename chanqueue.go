@@ -24,14 +24,12 @@ import (
 //	err := q.Work(ctx, 4, do)              // removed when do returns nil
 //
 // An element is stored once, delivered at least once and removed once. A single consumer gets
-// elements in the order in which the servers stored them, priority 0 first. An element that was not
-// taken returns to its place when its consumer's context or session ends (docs/queue.md).
+// elements in the order in which the servers stored them, priority 0 first: docs/queue.md.
 //
 // # Loss
 //
-// Sends and consumers continue in the next session. When the servers have ended a session, other
-// consumers can claim its elements. Then Ack returns [ErrLost], or an error that says that the
-// outcome is unknown. An element that Recv delivered right before the end can be received again.
+// Sends and consumers continue in the next session. Other consumers can claim the elements of the
+// session that has ended. Then Ack returns [ErrLost], or says that the outcome is unknown.
 //
 // # Errors
 //
@@ -107,7 +105,6 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
 }
 
-// The method `send` sends vs in the batch b.
 func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	if q.misuse() != nil {
 		return q.misuse()
@@ -125,7 +122,6 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	return err
 }
 
-// The method `fill` encodes vs into b.
 func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 	for i, v := range vs {
 		data, err := codec.Encode(q.cfg.codec, v)
@@ -141,13 +137,10 @@ func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 }
 
 // Recv returns a channel of elements. An element is removed when the program takes it; if the
-// session ends right after that, any consumer can receive it again. Elements that were claimed
-// ahead ([WithPrefetch]) return to their places when ctx ends, usually before the channel is
-// closed.
-//
-// The channel is closed when ctx ends, when the Session is closed, or at once if an argument was
-// bad ([Queue.Err]). Recv logs errors that retrying cannot cure, and keeps trying; [Queue.All]
-// yields them.
+// session ends right after that, any consumer can receive it again. When ctx ends, elements that
+// were claimed ahead ([WithPrefetch]) return to their places, usually before the channel is closed.
+// The channel is also closed when the Session is closed, or if an argument was bad ([Queue.Err]).
+// Recv logs errors that retrying cannot cure, and keeps trying; [Queue.All] yields them.
 func (q *Queue[T]) Recv(ctx context.Context) <-chan T {
 	return consume(ctx, q, queue.Joining{}, value[T])
 }
@@ -184,7 +177,6 @@ func (q *Queue[T]) Deliveries(ctx context.Context) <-chan Delivery[T] {
 	return consume(ctx, q, queue.Joining{Hand: true}, q.delivery)
 }
 
-// The method `delivery` returns the Delivery of a claimed element.
 func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 	e := claim.Element()
 	return Delivery[T]{Value: value[T](claim), Attempt: e.Attempts + 1, Sent: e.Sent, ID: e.ID, claim: claim, q: q}
@@ -192,11 +184,8 @@ func (q *Queue[T]) delivery(claim queue.Item) Delivery[T] {
 
 // All is [Queue.Deliveries] as an iterator that also yields errors. An error that retrying does not
 // cure comes with an empty Delivery, whose ID is "", and All continues. At the end, All yields the
-// error of ctx, or [ErrClosed].
-//
-// The error of an element that cannot be decoded comes with a Delivery that has only
-// [Delivery.Data]; unless the loop settles it, the element becomes a dead letter. After the loop,
-// elements claimed ahead are back in the queue.
+// error of ctx, or [ErrClosed]. The error of an element that cannot be decoded comes with a Delivery
+// that has only [Delivery.Data]; unless the loop settles it, the element becomes a dead letter.
 func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 	return func(yield func(Delivery[T], error) bool) {
 		if q.misuse() != nil {
@@ -247,7 +236,6 @@ func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
 	return c
 }
 
-// The method `ending` returns the reason why a consumer with ctx gets no further element.
 func (q *Queue[T]) ending(ctx context.Context) error {
 	return cmp.Or(session.CtxErr(ctx), q.s.m.Failure(), ErrClosed)
 }
@@ -313,9 +301,9 @@ func (d Delivery[T]) Data() []byte {
 }
 
 // Ack removes the element from the queue; goroutines share transactions. nil means that this
-// process removed it. [ErrLost] means that the claim was lost: another consumer receives or has
-// received the element. After an error of ctx or of the servers, the removal continues; call Ack
-// again for the result. After another settlement, Ack returns [ErrNotLocked] (docs/queue.md).
+// process removed it, and [ErrLost] that the claim was lost. After an error of ctx or of the
+// servers, the removal continues; call Ack again for the result. After another settlement, Ack
+// returns [ErrNotLocked]. docs/queue.md explains all results.
 func (d Delivery[T]) Ack(ctx context.Context) error {
 	return d.settle(ctx, "ack", queue.Settlement{Fate: queue.Remove})
 }
@@ -386,10 +374,6 @@ func (d Delivery[T]) Context() context.Context {
 	return d.claim.Context()
 }
 
-// The methods below use a Queue without a consumer. They take one element, read elements, count
-// them or delete them.
-
-// The function `ask` calls f with q's engine, unless an argument of q is invalid.
 func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Engine, context.Context) (R, error)) (r R, err error) {
 	if err = q.misuse(); err == nil {
 		r, err = f(q.q, ctx)
@@ -399,13 +383,9 @@ func ask[T, R any](ctx context.Context, q *Queue[T], op string, f func(queue.Eng
 
 // TryRecv removes the first element that no consumer has claimed, and returns it. ok is false if
 // there is none. It waits for the servers, but not for new elements. To receive many elements, use
-// [Queue.Recv].
-//
-// A process that crashes after the removal loses the element. If ctx or the ZooKeeper session ends
-// first, or the Session is closed, the element is back in the queue. If the ZooKeeper session ends
-// before the removal, another consumer can receive the element, too. An element that cannot be
-// decoded becomes a dead letter. After three such elements in a row, TryRecv skips further ones; if
-// none is good, it returns an error.
+// [Queue.Recv]. If ctx or the ZooKeeper session ends before the removal, or the Session is closed,
+// the element is back in the queue, and another consumer can receive it. If only elements that
+// cannot be decoded are left, TryRecv returns an error.
 func (q *Queue[T]) TryRecv(ctx context.Context) (v T, ok bool, err error) {
 	e, err := ask(ctx, q, "tryrecv", queue.Engine.Take)
 	if err != nil || e == nil {

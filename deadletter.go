@@ -26,7 +26,6 @@ func (q *Queue[T]) Dead(ctx context.Context) iter.Seq2[DeadLetter, error] {
 	return q.dead(ctx, "dead")
 }
 
-// The method `dead` does the work of Dead, with op as the operation in its errors.
 func (q *Queue[T]) dead(ctx context.Context, op string) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
 		if q.misuse() != nil {
@@ -57,8 +56,7 @@ func (q *Queue[T]) PurgeDead(ctx context.Context, choose func(DeadLetter) bool) 
 	return q.forDead(ctx, "purge", choose, queue.Engine.Discard)
 }
 
-// forDead calls the function do with each dead letter that the function choose accepts. It
-// returns the number of these letters that were not removed before.
+// forDead returns the number of letters for which do has succeeded.
 func (q *Queue[T]) forDead(ctx context.Context, op string, choose func(DeadLetter) bool, do func(queue.Engine, context.Context, *queue.Letter) error) (n int, err error) {
 	for d, err := range q.dead(ctx, op) {
 		if err != nil {

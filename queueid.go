@@ -10,8 +10,6 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// defaultIDMemory is the time for which an ID is remembered, unless [WithIDMemory] sets another
-// one.
 const defaultIDMemory = 24 * time.Hour
 
 // WithIDMemory sets for how long [Queue.SendID] remembers an ID, by the servers' clock. The option

@@ -19,7 +19,7 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	if q.misuse() != nil {
 		result <- opError("send", q.path, q.misuse())
 		close(result)
-		go discard(ctx, ch) // so that no sender blocks on ch
+		go discard(ctx, ch)
 		return ch, result
 	}
 	q.s.m.Spawn(func() {
@@ -29,7 +29,6 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	return ch, result
 }
 
-// The function `discard` reads from ch until ch is closed or ctx ends, and drops the values.
 func discard[T any](ctx context.Context, ch <-chan T) {
 	for {
 		select {
@@ -46,7 +45,6 @@ func discard[T any](ctx context.Context, ch <-chan T) {
 // maxHeld is the largest number of elements that In sends in one request.
 const maxHeld = 1000
 
-// The method `drain` reads values from the channel `in`, and sends them to the queue.
 func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 	if err := q.s.m.Failure(); err != nil {
 		return opError("send", q.path, err)

@@ -34,16 +34,14 @@ func WithPrefetchBytes(n int) QueueOption {
 }
 
 // WithMaxLen makes Send wait while its elements would make the queue longer than n. The default is
-// no limit. The limit is soft: a producer counts the queue at most every 100 ms, and elements that
-// other producers send in that time can come on top. The limit does not apply to producers without
-// the option, [Queue.RequeueDead], or an ID that [Queue.SendID] remembers.
+// no limit. The limit is soft (docs/queue.md), and does not apply to producers without the option,
+// [Queue.RequeueDead], or an ID that [Queue.SendID] remembers.
 func WithMaxLen(n int) QueueOption {
 	return positive("WithMaxLen", n, func(c *setup) { c.MaxLen = n })
 }
 
 // WithMaxAttempts makes an element a dead letter after n deliveries that were all returned, or lost
-// with their consumers. Set it for the consumers. The default is no limit. An attempt is recorded
-// before the element is offered: if the process is killed, offered elements can count as tried.
+// with their consumers (docs/queue.md). Set it for the consumers. The default is no limit.
 func WithMaxAttempts(n int) QueueOption {
 	return positive("WithMaxAttempts", n, func(c *setup) { c.MaxAttempts = n })
 }
@@ -71,10 +69,9 @@ func WithRetryBackoff(b Backoff) QueueOption {
 // key is "" waits for no other. The default is no key. Set it for producers; consumers find the
 // keys.
 //
-// Two keys with the same short hash count as one key. An element that returns keeps its place:
-// others of its key wait for it, also during its delay. But an element of [Queue.SendAt] blocks no
-// other before its time. To work in order, use Deliveries: [Queue.Recv] removes an element before
-// the work.
+// Two keys with the same short hash count as one key. An element that returns keeps its place, also
+// during its delay; an element of [Queue.SendAt] blocks no other before its time. To work in order,
+// use Deliveries: [Queue.Recv] removes an element before the work.
 func WithKey[T any](key func(T) string) QueueOption {
 	return checked(func(c *setup) { c.key = key }, key != nil, "WithKey(nil): the function is nil")
 }

@@ -40,11 +40,10 @@ func (q *Queue[T]) Stats(ctx context.Context) (QueueStats, error) {
 }
 
 // Pause stops all consumers of the queue, in every process, until [Queue.Resume]. When Pause has
-// returned, no consumer claims an element; the servers refuse it. All consumers wait, new ones too;
-// TryRecv and Peek find no element. An element claimed before the pause, even ahead
-// ([WithPrefetch]), is still delivered and settled: when [Queue.Stats] reports 0 Claimed, no work
-// is under way. Producers continue, until WithMaxLen stops them; an element that a consumer returns
-// stays in the queue. A pause outlasts the process and its session. A second Pause changes nothing.
+// returned, the servers refuse each claim; TryRecv and Peek find no element. An element that was
+// claimed before is still delivered and settled: when [Queue.Stats] reports 0 Claimed, no work is
+// under way. Producers continue. A pause outlasts the process and its session. A second Pause
+// changes nothing.
 func (q *Queue[T]) Pause(ctx context.Context) error { return q.order(ctx, "pause", queue.Engine.Pause) }
 
 // Resume ends a [Queue.Pause] of any process, if any, and wakes all consumers.
@@ -52,7 +51,6 @@ func (q *Queue[T]) Resume(ctx context.Context) error {
 	return q.order(ctx, "resume", queue.Engine.Resume)
 }
 
-// The method `order` works as the function `ask` does, but its argument f returns only an error.
 func (q *Queue[T]) order(ctx context.Context, op string, f func(queue.Engine, context.Context) error) error {
 	_, err := ask(ctx, q, op, func(e queue.Engine, ctx context.Context) (struct{}, error) { return struct{}{}, f(e, ctx) })
 	return err
@@ -87,8 +85,7 @@ type QueueItem[T any] struct {
 }
 
 // List yields the elements in a state, in the order of the queue; dead letters come oldest first.
-// It writes nothing. It is no snapshot: it reads one bucket of about 1,000 elements after another,
-// and the elements of a bucket in pages. An element that moves during the list can be missing, or
+// It writes nothing, and is no snapshot: an element that moves during the list can be missing, or
 // come twice. If an element cannot be decoded or read, List yields it with the error, and
 // continues. Any other error has an empty item, and ends the list.
 func (q *Queue[T]) List(ctx context.Context, state QueueState) iter.Seq2[QueueItem[T], error] {

@@ -34,9 +34,8 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 //
 // If the servers refuse the transaction, nothing is ever applied, and the element stays claimed.
 // Txn returns the error of the refused operation. Other errors are as for Ack and Session.Txn. If
-// ctx ends first, the transaction continues. A later Ack returns the result of the transaction. If
-// the servers have refused the transaction, that Ack removes the element without ops. A later Nack
-// or Reject takes effect only if the servers refuse it.
+// ctx ends first, the transaction continues, and a later Ack returns its result; if it was refused,
+// that Ack removes the element without ops, and a later Nack or Reject takes effect.
 func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))

@@ -40,8 +40,8 @@ var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Min
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no
 // further element, waits for the calls under way, settles their elements and returns ctx's error.
-// If a claim is lost, Work does not wait for the result of its settlement. The context of f ends
-// with cause [ErrLost] if the claim is lost, and [ErrClosed] at [Session.Close].
+// The context of f ends with cause [ErrLost] if the claim is lost, and [ErrClosed] at
+// [Session.Close].
 func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, v T) error, opts ...WorkOption) error {
 	var cfg setup
 	session.ApplyEach("work", opts, &cfg.err, func(o WorkOption) { o(&cfg) })
@@ -73,7 +73,6 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	return opError("work", q.path, q.ending(ctx))
 }
 
-// The method `work` calls f for one element, and then settles the element.
 func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.Context, v T) error, timeout time.Duration) {
 	claim := d.Context()
 	function := q.s.m.Function(q.s.m.FunctionOf(ctx))
@@ -146,11 +145,11 @@ func Permanent(err error) error {
 	return fmt.Errorf("%w%w", err, errPermanent)
 }
 
-// errPermanent has no text, so that the text of Permanent(err) is that of err.
+// errPermanent adds no text.
 var errPermanent = errors.New("")
 
 // A WorkDelivery is a [Delivery] without its Value, for the function that [Queue.Work] calls. If
-// the function settles it, Work does not.
+// the function settles it, Work does not. Its ID is the same at each attempt.
 type WorkDelivery interface {
 	ID() string   // see [Delivery].ID
 	Attempt() int // see [Delivery].Attempt
@@ -161,8 +160,7 @@ type WorkDelivery interface {
 }
 
 // DeliveryFrom returns the delivery for which [Queue.Work] calls its function, or false. ctx is the
-// context of that function, or is derived from it. The ID is the same at each attempt, so the
-// function can notice a repetition. Txn sends results and acknowledges, both or neither.
+// context of that function, or is derived from it.
 func DeliveryFrom(ctx context.Context) (d WorkDelivery, ok bool) {
 	d, ok = ctx.Value((*WorkDelivery)(nil)).(WorkDelivery)
 	return d, ok

@@ -8,8 +8,6 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the part of an engine that all layouts share: consumers join, hear of errors, and leave.
-
 // A Common is the part of an Engine that all layouts share.
 type Common struct {
 	m   *session.Manager
@@ -25,7 +23,7 @@ type Common struct {
 	faults  sync.Map                   // a set of chan error, which receive the errors that keep consumers from consuming
 }
 
-// NewCommon returns the Common of a queue. It does no I/O.
+// NewCommon does no I/O.
 func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []byte) *Common {
 	dir := m.Full(cfg.Path)
 	q := &Common{

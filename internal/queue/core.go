@@ -11,8 +11,6 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file creates the engine of zsync's own layout.
-
 // The type `core` is the Engine of zsync's own layout, see layout.go.
 type core struct {
 	*Common
@@ -42,8 +40,7 @@ func New(m *session.Manager, cfg Settings) Engine {
 	return q
 }
 
-// The method `check` decodes an item. If the item must become a dead letter, `check` sets its
-// `fault` to the reason.
+// The method `check` decodes an item. Its `fault` is then the reason why it must become a dead letter.
 func (q *core) check(it *item) {
 	value, fault := q.cfg.Decode(it.data)
 	if it.misfit = fault != nil; it.misfit {

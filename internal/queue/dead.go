@@ -23,17 +23,14 @@ import (
 // attempts, and the time when the element was sent. Clients remove the two znodes together. If the
 // two do not fit into one request, the transaction creates only the first.
 
-// letterDigits is the number of random digits in the name of a dead letter. The digits make the
-// name unique. Sequence numbers alone are not unique, because they restart after the servers have
-// deleted the empty parent znode.
+// letterDigits is the number of random digits in the name of a dead letter. Sequence numbers alone are not
+// unique, because they restart after the servers have deleted the empty parent znode.
 const letterDigits = 16
 
-// maxReason is the largest length of the reason of a dead letter, in bytes.
-const maxReason = 1000
+const maxReason = 1000 // bytes
 
-// Make returns the operations that create a dead letter. The argument `stored` is the data of the
-// dead letter. The argument `class` is its priority, as the layout writes it. If the parent znode
-// does not exist, the caller must create it.
+// Make returns the operations that create a dead letter with the data `stored`. The argument `class` is its
+// priority, as the layout writes it. If the parent znode does not exist, the caller must create it.
 func (q *Common) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := randomDigits(letterDigits)
 	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dead, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
@@ -72,7 +69,6 @@ func (q *Common) Report(key string, err error) {
 	q.m.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.cfg.Path, Err: err})
 }
 
-// parseDead returns a Letter with all that the name of a dead letter shows.
 func parseDead(name string) (*Letter, bool) {
 	rest, ok := strings.CutPrefix(name, "dead-")
 	i := len(rest) - len("-0000000000")
@@ -115,8 +111,8 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	}
 }
 
-// The method `read` reads a dead letter and its reason. If the servers refuse to let the client
-// read the data, `d` stays without data, and the error is zk.ErrNoAuth.
+// If the servers refuse to let the client read the data, `d` stays without data, and the error is
+// zk.ErrNoAuth.
 func (q *Common) read(ctx context.Context, d *Letter) error {
 	paths := []string{session.ChildPath(q.Dead, d.ID), session.ChildPath(q.Dead, whyName(d.digits))}
 	return q.m.During(ctx, func(inc *session.Incarnation) error {

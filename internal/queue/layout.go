@@ -83,7 +83,6 @@ type bucket struct {
 	delayed bool
 }
 
-// pathsOf returns the paths of children of `dir`.
 func pathsOf[E any](dir string, es []E, name func(E) string) []string {
 	paths := make([]string, len(es))
 	for i, e := range es {
@@ -211,7 +210,6 @@ func keyOf(tag string) string {
 	return ""
 }
 
-// isTag reports whether `text` can be a result of tagOf.
 func isTag(text string) bool {
 	if rest, ok := strings.CutPrefix(text, "k"); ok && len(rest) >= keyDigits {
 		if text = rest[keyDigits:]; text == "" {
@@ -228,7 +226,6 @@ func withTag(name, tag string) string {
 	return name + tag + "-"
 }
 
-// elementName returns the name of an element without its number.
 func elementName(due int64, tag string) string {
 	if due == 0 {
 		return withTag("e-", tag)
@@ -236,8 +233,7 @@ func elementName(due int64, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-", due), tag)
 }
 
-// laterName returns the name of an element that a consumer returns with the fate Later. The name
-// goes up to, and does not include, the number.
+// laterName returns the name, up to the number, of an element that is returned with the fate Later.
 func laterName(due int64, tries int32, first int64, origin, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
@@ -246,7 +242,6 @@ func laterName(due int64, tries int32, first int64, origin, tag string) string {
 // the reverse.
 var quoted, unquoted = strings.NewReplacer("-", "_", "/", ":"), strings.NewReplacer("_", "-", ":", "/")
 
-// parseElements returns the elements among the children of b, in order.
 func parseElements(b bucket, names []string) []*element {
 	return ParseAll(names, func(name string) (*element, bool) { return parseElement(b, name) }, func(a, b *element) int {
 		return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.seq, b.seq))
@@ -274,7 +269,6 @@ func parseElement(b bucket, name string) (e *element, ok bool) {
 	return e, ok
 }
 
-// parseHistory parses the history in a name, as laterName writes it.
 func (e *element) parseHistory(text string) bool {
 	tries, rest, ok := strings.Cut(text, ".")
 	first, origin, _ := strings.Cut(rest, ".")
@@ -306,7 +300,6 @@ func dueAt(t time.Time) int64 {
 // While the note exists, the servers refuse the transaction of a second Send with this ID. If a note has
 // expired by the servers' clock, a producer replaces it, or a sweep deletes it.
 
-// noteOf returns the data of a note.
 func noteOf(memory time.Duration, bucket string) []byte {
 	return fmt.Appendf(nil, "%d %s", memory.Milliseconds(), bucket)
 }
@@ -318,8 +311,8 @@ func parseNote(data []byte) (memory int64, bucket string) {
 	return memory, bucket
 }
 
-// The function `expired` returns true if a note with this data and Stat has expired. The argument `now`
-// is the Stat from a recent write of this client: the Mtime of that Stat is the servers' time.
+// The function `expired` reports whether a note has expired. The argument `now` is the Stat from a recent
+// write of this client: the Mtime of that Stat is the servers' time.
 func expired(data []byte, stat, now *zk.Stat) bool {
 	memory, _ := parseNote(data)
 	return now.Mtime-stat.Mtime >= memory

@@ -21,8 +21,7 @@ import (
 	"github.com/zsync/zsync/internal/shared"
 )
 
-// This file stores elements: it groups the calls of Send of many goroutines, finds the newest
-// bucket, and creates the next bucket when the newest is full.
+// This file stores elements in the newest bucket, and creates the next bucket when the newest is full.
 
 // The type `parcel` has the elements of one call of Send. The outbox stores all of them or none.
 type parcel struct {
@@ -66,7 +65,6 @@ type producer struct {
 	counted time.Time     // time of the last count
 }
 
-// The method `parcel` returns the parcel of the batch `b`.
 func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
 	if p.prio == Middle {
@@ -122,7 +120,7 @@ type tail struct {
 	made    bool  // the znode exists
 	version int32 // of the znode
 	bucket  int64 // number of the newest bucket
-	least   int64 // no bucket of the queue has had this number or a higher one: if the client has read the tail, the next bucket has it
+	least   int64 // the next bucket has at least this number: when the client read the tail, no bucket had such a number
 	full    bool  // the newest bucket is full, or does not exist
 	gone    bool  // another client has deleted the newest bucket, but not the queue
 }
@@ -148,7 +146,6 @@ func (q *producer) send(p *parcel) error {
 	}
 }
 
-// The method `run` stores parcels until there are no more.
 func (q *producer) run() {
 	_, stay := q.m.BeforeClose()
 	defer stay()
@@ -194,7 +191,6 @@ func (q *producer) take() (group []*parcel) {
 	return group
 }
 
-// The method `post` stores a group.
 func (q *producer) post(group []*parcel) error {
 	// If one call of Send ends early, the other calls of its group must continue. So ctx ends only
 	// when the contexts of all these calls have ended.
@@ -262,7 +258,6 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 	}
 }
 
-// The method `steps` returns the steps of one attempt.
 func (x *load) steps(ctx context.Context, inc *session.Incarnation) (steps []step, err error) {
 	for _, op := range x.ops {
 		steps = append(steps, step{op, incurable})
@@ -277,8 +272,8 @@ func (x *load) steps(ctx context.Context, inc *session.Incarnation) (steps []ste
 	return steps, nil
 }
 
-// The method `answered` is called with the responses to the steps, after the load was applied. It
-// returns the responses to the program's operations.
+// The method `answered` is called with the responses to the steps. It returns the responses to the
+// program's operations.
 func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 	for _, s := range x.sends {
 		s.learn(rs[s.at : s.at+len(s.steps)])
@@ -293,7 +288,7 @@ func (x *load) forget() {
 	}
 }
 
-// The method `learn` records the tails after the transaction. The responses show which buckets are full.
+// The method `learn` records the tails. The responses show which buckets are full.
 func (o *outbox) learn(rs []zk.MultiResponse) {
 	for i, r := range rs {
 		if _, creates := o.steps[i].op.(*zk.CreateRequest); creates && r.String == "" { // the reply was lost
@@ -489,7 +484,6 @@ func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string
 	return session.ChildPath(q.dir, name), cure, nil
 }
 
-// idPath returns the path of the note of an ID, by its hash.
 func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
 
 // If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
@@ -518,10 +512,9 @@ func (o *outbox) identify(ctx context.Context, p *parcel, bucket string) {
 	}
 }
 
-// The method `reread` reads the notes of all IDs of the group, including the notes that the group
-// replaces. It reads all notes at once, because a concurrent sweep can change one note after
-// another, and each change would make another attempt fail. A parcel whose ID the queue remembers
-// gets the error ErrKnown, and leaves the group.
+// The method `reread` reads the notes of all IDs of the group. It reads all notes at once, because a
+// concurrent sweep can change one note after another, and each change would make another attempt fail. A
+// parcel whose ID the queue remembers gets the error ErrKnown, and leaves the group.
 func (o *outbox) reread(ctx context.Context, inc *session.Incarnation) error {
 	ids, err := inc.Exists(ctx, o.ids)
 	if err != nil {

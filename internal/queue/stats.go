@@ -114,7 +114,6 @@ func (q *core) Pause(ctx context.Context) error {
 	}
 }
 
-// Resume ends a pause.
 func (q *core) Resume(ctx context.Context) error {
 	_, err := q.Commit(ctx, []any{q.unpaused()[1], ring(q.dir)})
 	if session.IsNoNode(err) {

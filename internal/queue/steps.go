@@ -43,8 +43,7 @@ type step struct {
 
 func incurable(_ *session.Incarnation, err error) error { return err }
 
-// The function `when` returns a cure. The cure calls `f` if `is(err)` is true, and returns `err` if
-// `is(err)` is false.
+// The function `when` returns a cure that calls `f` if `is(err)` is true, and otherwise returns `err`.
 func when(is func(err error) bool, f func(inc *session.Incarnation) error) func(*session.Incarnation, error) error {
 	return func(inc *session.Incarnation, err error) error {
 		if is(err) {

@@ -161,8 +161,6 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 // pageSize is the number of elements that List reads at once.
 const pageSize = 64
 
-// List yields the elements in a state. It reads one bucket after another, so the result is not a
-// snapshot.
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {
 		buckets, err := Synced(ctx, q.Common, q.buckets)
@@ -199,8 +197,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 	}
 }
 
-// The method `rows` lists the elements of a lot, with their states. The Owner of a claimed element is
-// the mark of its claim.
+// The method `rows` lists the elements of a lot. The Owner of a claimed element is the mark of its claim.
 func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []Listed, err error) {
 	names, err := inc.Names(ctx, session.ChildPath(q.dir, t.name))
 	if err != nil {
@@ -223,8 +220,7 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 	return rows, nil
 }
 
-// The method `fill` reads the elements of `rows`, and the names of their consumers. It leaves out
-// removed elements.
+// The method `fill` reads the elements of `rows`, and leaves out removed elements.
 func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []Listed) (ls []Listed, err error) {
 	var paths, marks []string
 	for _, r := range rows {

@@ -115,7 +115,6 @@ func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops 
 	})
 }
 
-// The function `strip` removes the chroot from the paths of `ops`.
 func strip(m *session.Manager, ops []any) {
 	for _, op := range ops {
 		switch op := op.(type) {

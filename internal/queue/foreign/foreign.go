@@ -20,8 +20,6 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file sends, takes and counts elements.
-
 // The type `engine` is the Engine of another library's layout.
 type engine struct {
 	*format
@@ -93,8 +91,7 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 	return q.commit(ctx, ops)
 }
 
-// The method `commit` applies `ops` exactly once. If the queue's znode, or the parent of the dead
-// letters, does not exist, `commit` creates it.
+// The method `commit` applies `ops` exactly once. It creates a missing parent znode.
 func (q *engine) commit(ctx context.Context, ops []any) error {
 	for {
 		rs, err := q.Commit(ctx, ops)
@@ -176,7 +173,7 @@ func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delive
 	return unlessOutrun(err)
 }
 
-// unlessOutrun returns `err`, or nil if `err` means that another client was faster.
+// If `err` means that another client was faster, unlessOutrun returns nil.
 func unlessOutrun(err error) error {
 	if session.IsNoNode(err) || session.IsBadVersion(err) {
 		return nil
@@ -237,8 +234,7 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 	}
 }
 
-// The method `take` calls `seize`, and waits for its result. If ctx ends first, and `seize` takes the
-// element after that, the element is written back.
+// The method `take` calls `seize`. If ctx ends first, an element that `seize` takes is written back.
 func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
 	it.leaving, it.stay = q.m.BeforeClose()
 	if session.IsClosed(it.leaving) {

@@ -71,7 +71,6 @@ func whole(name string) string {
 	return name
 }
 
-// The method `elements` returns the elements among `names`, in order.
 func (f *format) elements(names []string) []elementName {
 	return queue.ParseAll(names, f.element, func(a, b elementName) int {
 		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
