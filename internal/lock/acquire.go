@@ -57,7 +57,7 @@ var (
 // moment, on one server, and not before the last event that we received. A listing can show both.
 // After the deletion of the only blocker, Claim.standsAfter shows both without a listing. From that
 // moment on, no contender can get ahead of us, unless Line.Blocker allows it. So the turn lasts while
-// our znode exists and the session is alive. The last step is the call of `confirm`.
+// our znode exists and the session is alive.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
 	if p.claim == nil {
 		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
@@ -79,7 +79,7 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 			case blocker == nil && c.Line.Defers != nil && c.Line.Defers(c.Child, p.roll.Names()):
 				return nil, errDeferred
 			case blocker == nil:
-				return c, c.confirm()
+				return c, nil
 			case p.try && (p.limit != nil || !onlyKept(ahead)):
 				return nil, errBlocked
 			}
@@ -264,10 +264,14 @@ func (p *Place) stop() {
 	p.blocker, p.look, p.relist, p.first = "", nil, nil, 0
 }
 
-// The method `contend` calls `acquire`. If `holds` is true, it also takes a stake in the session. If
-// ctx ends, p may keep its place. After any other error, no znode of p is in the line.
+// The method `contend` calls `acquire`, and then checks that the session is alive. If `holds` is true,
+// it also takes a stake in the session. If ctx ends, p may keep its place. After any other error, no
+// znode of p is in the line.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
+	if err == nil && !inc.Alive() {
+		err = session.ErrEnded
+	}
 	if err == nil && holds {
 		err = c.TakeStake(ctx)
 	}

@@ -27,6 +27,7 @@ type Grant struct {
 	use    int                 // the number of this grant among the grants of the claim, for the trace
 	free   func()              // stops the limits of the grant (Hold.limited); nil if it has no limits
 	Pinned bool                // a Do or Run releases the grant; guarded by its Lock's mu
+	moving chan struct{}       // closed when the grant ends during a Downgrade; nil if no Downgrade is under way; guarded by its Lock's mu
 	within []*session.Function // the program's functions that hold the grant, or may hold it (Lock.inherit); guarded by claim.mu
 	follow func(error)         // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
@@ -264,11 +265,8 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	}
 }
 
-// errMoved is the error of a transaction if Move gives the claim another znode at the same time.
-// Nothing was applied.
-var errMoved = errors.New("the lock was downgraded at the same time")
-
-// Txn applies ops if g is still held: see Hold.txn.
+// Txn applies ops if g is still held: see Hold.txn. If Move gives the claim another znode at the same
+// time, Txn applies nothing and returns ErrNotLocked.
 func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	c := g.Claim
 	dir, path := c.Line.Dir, c.Znode()
@@ -281,7 +279,7 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open
 	case missing == "":
 		return rs, open, err
 	case c.Znode() != path:
-		return nil, false, errMoved
+		return nil, false, ErrNotLocked
 	}
 	return nil, false, c.Explain(err)
 }

@@ -130,24 +130,13 @@ type Claim struct {
 	uses    []*Grant      // one for each goroutine that holds c, in the order of the grants
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
 	listing chan struct{} // closed when the latest listing of Lock.list is answered; nil before the first
-	moving  chan struct{} // closed at the end of a Downgrade; nil if no Downgrade is under way
-	stop    func()        // cancels that Downgrade, unless it is already done
 	timer   *time.Timer   // if c is kept: calls `recall` when c has been kept for the time Lock.Retain
 	recall  func()        // deletes c, if no goroutine holds it; nil if c was never kept
 }
 
-// The method `confirm` returns ErrEnded if the session has ended. It is the last check before a
-// caller is given the turn: see Place.acquire.
-func (c *Claim) confirm() error {
-	if !c.Incarnation.Alive() {
-		return session.ErrEnded
-	}
-	return nil
-}
-
-// standsAfter is called after the deletion of the only blocker. It calls `confirm`, and also checks
-// that c's znode exists. If not, the error is ErrVanished. The argument `proof` is the number of the
-// connection that has delivered the event of the deletion, or 0 if that number is unknown.
+// standsAfter is called after the deletion of the only blocker, and checks that c's znode exists. If
+// not, the error is ErrVanished. The argument `proof` is the number of the connection that has
+// delivered the event of the deletion, or 0 if that number is unknown.
 //
 // The events of one connection come in the order of the changes, and before any reply that shows
 // their changes. Suppose that a read over the same connection has found c's znode and set a watch on
@@ -159,11 +148,9 @@ func (c *Claim) confirm() error {
 func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
 	own := c.watch()
 	if w := c.Incarnation.Watches.State(own); proof == 0 || w.ArmedOn != proof || !w.Ours || session.IsClosed(own.Fired) {
-		if err := c.MustStand(ctx); err != nil {
-			return err
-		}
+		return c.MustStand(ctx)
 	}
-	return c.confirm()
+	return nil
 }
 
 // TakeStake takes a stake for c, whose turn has come: from then on, the session stays confirmed.

@@ -180,7 +180,7 @@ func (l *Lock) failLocked(err error, so func(w *waiter) bool) {
 
 // The method `serve` gives grants to the first waiters, as far as the holds of this process permit,
 // and makes the next waiter enter the line. It is called after each change of the list or of a hold.
-// A function from here to behindAt that does not lock mu is called under mu.
+// A function from here to `behind` that does not lock mu is called under mu.
 func (l *Lock) serve() {
 	waits := false
 	switch {
@@ -367,13 +367,10 @@ func (l *Lock) review() {
 // The method `behind` describes the contenders for which w waits: the earlier goroutines of this
 // process and, if the first waiter has a place, the contenders ahead of that place.
 func (l *Lock) behind(w *waiter) *Behind {
-	if w.place != nil || len(l.waiting) == 0 {
-		return l.behindAt(w.place, 0)
+	p, before := w.place, 0
+	if p == nil && len(l.waiting) > 0 {
+		p, before = l.waiting[0].place, max(slices.Index(l.waiting, w), 0)
 	}
-	return l.behindAt(l.waiting[0].place, max(slices.Index(l.waiting, w), 0))
-}
-
-func (l *Lock) behindAt(p *Place, before int) *Behind {
 	if p != nil {
 		if b := p.Behind.Now(); b.Place > 0 {
 			if c, ok := ParseChild(b.Name, l.Line.Bases...); ok && c.Base == l.Line.Base(Shared) {
@@ -447,57 +444,42 @@ func (l *Lock) Release(g *Grant) error {
 	return finish()
 }
 
-// BeginUnlock begins to end a use in `mode`: see `depart`. The caller has no handle: it passes no
-// Grant that would identify the use. If `bare` is true, the caller is inside a Do that has no hold
-// in `mode`. A use that a Do releases belongs to another Do then, and BeginUnlock does not end it.
+// BeginUnlock begins to end a use in `mode`: see `depart`. The caller has no handle: see `present`.
 func (l *Lock) BeginUnlock(mode HoldMode, bare bool) (finish func() error, found bool) {
-	return l.depart(func() (*Claim, int) { return l.anonymous(mode, bare) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.depart(l.present(bare, true, mode))
 }
 
 // BeginRelease begins to end the use of g.
 func (l *Lock) BeginRelease(g *Grant) (finish func() error, found bool) {
-	return l.depart(func() (*Claim, int) { return l.useOf(g) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.depart(l.useOf(g))
 }
 
 // The method `renounce` ends the use of w, which got its grant at the moment at which its wait failed.
 // An RUnlock has no handle. So an RUnlock by another reader may have ended the use of w instead of
 // its own. Then `renounce` ends the use of that reader.
 func (l *Lock) renounce(w *waiter) error {
-	finish, _ := l.depart(func() (*Claim, int) {
-		h, i := l.useOf(w.grant)
-		if h == nil && w.mode == Shared && !w.pin {
-			return l.anonymous(Shared, false)
-		}
-		return h, i
-	})
+	finish, found := l.BeginRelease(w.grant)
+	if !found && w.mode == Shared && !w.pin {
+		finish, _ = l.BeginUnlock(Shared, false)
+	}
 	return finish()
 }
 
-// The method `depart` removes the use that `find` returns from its hold. Then the caller must call
-// `finish` once, which does the slow part, perhaps later and in another goroutine: it never ends a use
-// that was granted after the call of `depart`. If there is no use to end, `found` is false, and
+// The method `depart` removes the i'th use of h, under mu. Then the caller must call `finish` once,
+// which does the slow part, perhaps later and in another goroutine: it never ends a use that was
+// granted after the call of `depart`. If h is nil, there is no use to end: `found` is false, and
 // `finish` returns ErrNotLocked.
-func (l *Lock) depart(find func() (*Claim, int)) (finish func() error, found bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	h, i := find()
+func (l *Lock) depart(h *Claim, i int) (finish func() error, found bool) {
 	if h == nil {
 		return func() error { return ErrNotLocked }, false
 	}
 	g := h.uses[i]
-	if moving, stop := h.moving, h.stop; moving != nil { // a Downgrade is under way
-		return func() error {
-			stop() // perhaps the servers do not answer, and Unlock does not wait for them
-			<-moving
-			finish, _ := l.depart(func() (*Claim, int) {
-				// If the Downgrade has made the hold shared, an Unlock does not find it.
-				if h, i := find(); h != nil && h.uses[i] == g {
-					return h, i
-				}
-				return nil, 0
-			})
-			return finish()
-		}, true
+	if g.moving != nil {
+		close(g.moving)
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
 	if h.mode == Shared && !g.Pinned {
@@ -701,40 +683,40 @@ func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse
 }
 
 // Downgrade makes the exclusive hold a shared hold. If the hold is released at the same time, the
-// error is ErrNotLocked. For `bare`, see BeginUnlock.
+// error is ErrNotLocked. For `bare`, see `present`.
 func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
-	start := time.Now()
-	moving, stop := context.WithCancel(ctx)
+	start, ended := time.Now(), make(chan struct{})
+	moving, stop := l.Manager.Until(ctx, ended) // perhaps the servers do not answer, and an Unlock does not wait for them
 	defer stop()
 	l.mu.Lock()
-	h, _ := l.current(bare, Exclusive)
-	if h == nil || h.moving != nil {
+	h, i := l.present(bare, false, Exclusive)
+	if h == nil || h.uses[i].moving != nil {
 		l.mu.Unlock()
 		return ErrNotLocked
 	}
-	h.moving, h.stop = make(chan struct{}), stop
+	g, inc, op := h.uses[i], h.Incarnation, l.OpOf(Shared)
+	g.moving = ended
 	l.mu.Unlock()
 
-	inc, op := h.Incarnation, l.OpOf(Shared)
 	c, err := h.Beside(moving)
 	if err != nil {
 		err = h.Explain(err)
-		switch ended := moving.Err() != nil && errors.Is(err, moving.Err()); {
-		case ended && ctx.Err() != nil: // ctx has ended; it does not matter if `moving` ended first
-			err = session.CtxErr(ctx)
-		case ended:
-			err = ErrNotLocked
-		}
 	}
+	released := cmp.Or(session.CtxErr(ctx), ErrNotLocked) // the result after an Unlock; it does not matter which came first, the Unlock or the end of ctx
 	l.mu.Lock()
+	g.moving = nil
 	var former string
-	if err == nil {
+	switch has := slices.Contains(h.uses, g); {
+	case has && err == nil:
 		// The read znode exists, and blocks every other writer. So it does not matter when the
 		// write znode is deleted, or by which client.
 		former, err = h.Move(c, op)
+	case err == nil:
+		inc.Remove(session.ChildPath(l.Line.Dir, c.Name))
+		err = released
+	case !has && !errors.Is(err, session.ErrLost):
+		err = released
 	}
-	close(h.moving)
-	h.moving, h.stop = nil, nil
 	if err != nil {
 		l.mu.Unlock()
 		return err
@@ -745,7 +727,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	// An RUnlock of another reader may end this use instead of its own. The caller then has the use of
 	// that reader. So from now on, the Ending that the caller may have as a writer is that of all
 	// readers.
-	if g := h.uses[0]; !g.Pinned {
+	if !g.Pinned {
 		l.readers().AfterFunc(func(why error) { g.lost.End(why) })
 	}
 	l.serve()
@@ -764,7 +746,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := new(session.Ending)
-	switch h, g := l.current(false, modes...); {
+	switch h, i := l.present(false, false, modes...); {
 	case h == nil:
 		over.End(ErrNotLocked)
 	case isLost(h):
@@ -772,7 +754,7 @@ func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	case h.mode == Shared:
 		return l.readers()
 	default:
-		return g.Loss()
+		return h.uses[i].Loss()
 	}
 	return over
 }
@@ -801,32 +783,14 @@ func (l *Lock) Wanted() bool {
 	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
 }
 
-// Current returns the newest grant of the hold of this process (see `present`), and the mode of the
-// hold. For `bare`, see BeginUnlock.
+// Current returns a grant of the hold of this process (see `present`), and the mode of the hold.
 func (l *Lock) Current(bare bool) (*Grant, HoldMode, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h, g := l.current(bare, Exclusive, Shared); h != nil {
-		return g, h.mode, nil
+	if h, i := l.present(bare, false, Exclusive, Shared); h != nil {
+		return h.uses[i], h.mode, nil
 	}
 	return nil, 0, ErrNotLocked
-}
-
-// The method `current` is Current with the modes to try, in their order.
-func (l *Lock) current(bare bool, modes ...HoldMode) (*Claim, *Grant) {
-	for _, mode := range modes {
-		h, i := l.present(mode, func(uses []*Grant) int {
-			i := len(uses) - 1
-			for i >= 0 && bare && uses[i].Pinned {
-				i--
-			}
-			return i
-		})
-		if h != nil {
-			return h, h.uses[i]
-		}
-	}
-	return nil, nil
 }
 
 // ModeOf returns the mode in which g is held. If g is not held, `ok` is false.
@@ -863,41 +827,39 @@ func (l *Lock) joinable() *Claim {
 	return nil
 }
 
-// The method `present` returns a use of a hold in `mode`, for a goroutine that has no handle: the
-// hold, and the index of the use in this hold. The function `pick` picks the use of a hold; if it
-// returns -1, the hold does not count. If no hold counts, the result is nil. A lost hold comes first,
-// so that the release returns the loss, and then the oldest hold.
+// The method `present` returns a use for a goroutine that has no handle, which passes no Grant: the
+// hold, and the index of the use in this hold. The hold is in the first of `modes` that has one, or it
+// is nil. A lost hold comes first, so that the release returns the loss, and then the oldest hold.
+//
+// The use is the oldest that no Do, RDo or Run will release: if readers overlap all the time, no use
+// may seem to last longer than the longest reader (Limits.Max). Without such a use, it is the use of a
+// Do, but not if `ends` is true, because the caller ends the use, and the hold is shared. If `bare` is
+// true, the caller is inside a Do that has no hold. Then the use of a Do belongs to another Do, and
+// does not count.
 //
 // A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got the
 // lock since the grant of that hold. A newer hold does not show this: perhaps another client has
 // deleted an earlier znode, and a writer has come between the two.
-func (l *Lock) present(mode HoldMode, pick func(uses []*Grant) int) (found *Claim, i int) {
-	for _, h := range l.holds {
-		if h.mode != mode || pick(h.uses) < 0 {
-			continue
+func (l *Lock) present(bare, ends bool, modes ...HoldMode) (found *Claim, use int) {
+	for _, mode := range modes {
+		for _, h := range l.holds {
+			i := slices.IndexFunc(h.uses, func(g *Grant) bool { return !g.Pinned })
+			if i < 0 && !bare && (mode == Exclusive || !ends) {
+				i = len(h.uses) - 1
+			}
+			switch {
+			case h.mode != mode || i < 0:
+			case isLost(h):
+				return h, i
+			case found == nil:
+				found, use = h, i
+			}
 		}
-		if isLost(h) {
-			return h, pick(h.uses)
-		}
-		if found == nil {
-			found, i = h, pick(h.uses)
+		if found != nil {
+			return found, use
 		}
 	}
-	return found, i
-}
-
-// The method `anonymous` returns the use in `mode` that ends when a goroutine without a handle
-// releases. This is the oldest use that no Do, RDo or Run will release: if readers overlap all the
-// time, no use may seem to last longer than the longest reader (Limits.Max). The use of a Do counts
-// only if the hold is exclusive and `bare` is false: see BeginUnlock.
-func (l *Lock) anonymous(mode HoldMode, bare bool) (*Claim, int) {
-	return l.present(mode, func(uses []*Grant) int {
-		i := slices.IndexFunc(uses, func(g *Grant) bool { return !g.Pinned })
-		if i < 0 && mode == Exclusive && !bare {
-			i = len(uses) - 1
-		}
-		return i
-	})
+	return nil, 0
 }
 
 // useOf returns the hold of g, and the index of the use in this hold. If g has been released, the hold
