@@ -88,10 +88,10 @@ type party struct {
 
 	// For a party that is inside:
 	hold   *lock.Grant
-	left   bool     // its child is deleted, or will be deleted
+	left   bool     // the deletion of its child has begun
 	others []string // the names of the other parties of the round, if it has let the round in, and so is the keeper; otherwise nil
 
-	busy <-chan struct{} // closed when its latest request that outlasts the caller's ctx is over: the deletion of its child, or a create of the keeper's znode; nil without such a request
+	busy <-chan struct{} // closed when its latest create of the keeper's znode is over, which may outlast the caller's ctx; nil without such a request
 }
 
 // The type `round` is a group of parties that were let in together. Their numbers are greater than
@@ -358,23 +358,23 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 	return nil
 }
 
-// The method `withdraw` deletes p's child in the background. If p is the keeper, `withdraw` also
-// deletes the keeper's znode.
+// The method `withdraw` deletes p's child in the background, unless that has begun. If p is the keeper,
+// `withdraw` also deletes the keeper's znode.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
-	busy := p.busy
+	busy, left, asked := p.busy, p.left, p.asked // p may be used again, in the next session
 	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
 		ctx := inc.Ctx // not the ctx of the caller, which may have ended: no other goroutine deletes the znodes
-		// If the Leave has begun to delete the child, and we deleted the child first, the Leave would
-		// report a loss.
 		if busy != nil {
 			if err := session.AwaitIn(ctx, inc, busy); err != nil {
 				return err
 			}
 		}
-		if err := inc.RemoveNow(ctx, p.Path); err != nil && !session.IsNoNode(err) {
-			return err
+		if !left {
+			if err := inc.RemoveNow(ctx, p.Path); err != nil && !session.IsNoNode(err) {
+				return err
+			}
 		}
-		if !p.asked {
+		if !asked {
 			return nil
 		}
 		// An attempt of ours that got no reply may have let a round in. No later attempt can do this,
@@ -596,7 +596,6 @@ func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 	case p.hold.Err() != nil:
 		return p.hold.Release()
 	default:
-		p.left = true
 		p.hold.Left()
 	}
 	b.withdraw(inc, p).Await(session.Grace)
@@ -621,10 +620,18 @@ func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 // The method `follow` performs steps 6 to 9 once, or makes p the keeper. It sets w, which is a
 // watch on the keeper's znode.
 func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
-	keeper, unread, err := b.readKeeper(ctx, inc, p) // Steps 6 and 7.
-	switch {
-	case err != nil:
+	read, err := inc.StartGet(ctx, w.Key.Path) // Step 6.
+	if err == nil && !p.left {
+		err = p.remove(ctx, inc, false) // Step 7.
+	}
+	if err != nil {
 		return false, err
+	}
+	keeper, unread := read.Wait(ctx, inc)
+	if session.OutcomeOf(unread) != session.Answered {
+		keeper.Data, keeper.Stat, unread = inc.Get(ctx, w.Key.Path) // perhaps after the deletion; step 8 finds that out
+	}
+	switch {
 	case unread == nil && string(keeper.Data) == p.Child.Name && keeper.Stat.EphemeralOwner == inc.ID.Load():
 		return true, b.keep(ctx, inc, p)
 	case session.IsNoNode(unread): // Step 8.
@@ -643,41 +650,23 @@ func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w 
 	return w.Event == zk.EventNodeDataChanged && fired.ToldOn == fired.ArmedOn, nil
 }
 
-// readKeeper performs step 6 and, the first time, also step 7: it reads the keeper's znode, and then
-// deletes p's child. The result `unread` is the error of the read. If err is not nil, the deletion has
-// failed, p was no longer inside, or ctx has ended. Then both requests continue in the background. If
-// the connection is lost, the read may come after the deletion. Step 8 finds that out.
-func (b *DoubleBarrier) readKeeper(ctx context.Context, inc *session.Incarnation, p *party) (_ session.Node, unread, err error) {
-	path := b.keeperPath(p)
-	if p.left {
-		data, stat, unread := inc.Get(ctx, path)
-		return session.Node{Data: data, Stat: stat}, unread, nil
-	}
+// The method `remove` deletes p's child, and ends p's hold. The deletion continues in the background
+// if ctx ends, or the servers refuse it. If another client had deleted the child, the error is ErrLost,
+// unless `mayBe` is true: then an earlier transaction of ours may have deleted it.
+func (p *party) remove(ctx context.Context, inc *session.Incarnation, mayBe bool) error {
 	p.left = true
-	over := make(chan struct{})
-	p.busy = over
-	var keeper session.Node
-	var refused error
-	err = inc.Manager.GiveUp(ctx, func() error {
-		defer close(over)
-		return p.hold.ReleaseBy(func(own string) (err error) {
-			keeper, refused, err = inc.GetThenRemove(context.Background(), path, own)
-			switch {
-			case session.IsNoNode(err):
-				err = session.ErrVanished
-			case errors.Is(err, session.ErrEnded):
-				err = inc.Loss()
-			}
-			return err
-		})
-	})
-	if err == nil && !session.IsClosed(over) { // ctx has ended, and GiveUp has not waited for the requests
-		err = session.CtxErr(ctx)
+	err := p.Claim.Leave().Outcome(ctx)
+	switch {
+	case errors.Is(err, session.ErrEnded):
+		return p.hold.Release() // a loss
+	case session.IsNoNode(err) && mayBe:
+		err = nil
+	case session.IsNoNode(err):
+		p.Lose(inc.Deleted())
+		return p.hold.Release()
 	}
-	if err != nil {
-		return session.Node{}, nil, err
-	}
-	return keeper, refused, nil
+	p.hold.Left()
+	return err
 }
 
 // The method `succeed` performs step 8. If `done` is false and err is nil, p must look again.
@@ -774,16 +763,8 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 			return err
 		}
 		// An earlier attempt was applied, or another client has deleted one of the two znodes.
-		err = inc.RemoveNow(ctx, p.Path)
-		gone := session.IsNoNode(err)
-		if err != nil && !gone {
-			return err
-		}
-		if p.left = true; gone && !open { // our child was deleted by another client, and all other parties have left
-			p.Lose(inc.Deleted())
-			lost = p.hold.Release()
-		} else {
-			p.hold.Left()
+		if lost = p.remove(ctx, inc, open); lost != nil && !errors.Is(lost, session.ErrLost) {
+			return lost
 		}
 	}
 	if _, err := inc.Multi(ctx, ops...); err != nil && !session.IsNoNode(err) {

@@ -120,18 +120,3 @@ func whileOurs[T any](ctx context.Context, inc *Incarnation, path string, look f
 	})
 	return v, over, err
 }
-
-// GetThenRemove reads the znode at path and then deletes `own`, an ephemeral znode with a unique name,
-// in one round trip. If the connection is lost before the reply to the read, the read is repeated,
-// perhaps after the deletion. err is the error of the deletion.
-func (inc *Incarnation) GetThenRemove(ctx context.Context, path, own string) (n Node, readErr, err error) {
-	read, err := start(ctx, inc, getCall(path))
-	if err != nil {
-		return n, err, err
-	}
-	err = inc.RemoveNow(ctx, own)
-	if n, readErr = read.Wait(ctx, inc); OutcomeOf(readErr) != Answered {
-		n, readErr = retry(ctx, inc, getCall(path))
-	}
-	return n, readErr, err
-}

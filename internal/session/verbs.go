@@ -170,6 +170,11 @@ func (inc *Incarnation) StartMulti(ctx context.Context, ops []any) (*pending[[]z
 	return start(ctx, inc, inc.countedMulti(ops))
 }
 
+// StartGet sends a single request that reads a znode, without waiting for the reply.
+func (inc *Incarnation) StartGet(ctx context.Context, path string) (*pending[Node], error) {
+	return start(ctx, inc, getCall(path))
+}
+
 // StartCreate sends a single request that creates a znode, without waiting for the reply.
 func (inc *Incarnation) StartCreate(ctx context.Context, path string, data []byte, flags int32) (*pending[string], error) {
 	return start(ctx, inc, inc.counted(inc.createCall(path, data, flags), flags))
