@@ -691,47 +691,45 @@ func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p
 }
 
 // The method `keep` performs steps 10 and 11.
-func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) (err error) {
+func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	others := p.others
 	if p.others = nil; others == nil {
-		others, err = b.rest(ctx, inc, p)
+		all, state, room, err := b.list(ctx, inc)
+		switch {
+		case session.IsNoNode(err), room != 0 && room != p.room: // our room was deleted, so it was empty
+			all = nil
+		case err != nil:
+			return err
+		}
+		r, _ := state.find(func(r round) bool { return r.version == p.round }) // without such a round, all its parties have left
+		for _, c := range all {
+			if r.has(c.Seq) && c.Name != p.Child.Name {
+				others = append(others, c.Name)
+			}
+		}
 	}
-	if err == nil {
-		err = b.awaitAll(ctx, inc, others)
+	if err := b.awaitAll(ctx, inc, others); err != nil {
+		return err
 	}
-	if err == nil {
-		err = b.tell(ctx, inc, p)
-	}
-	return err
+	return b.tell(ctx, inc, p)
 }
 
-// The method `rest` returns the names of the other parties of p's round that are still inside.
-func (b *DoubleBarrier) rest(ctx context.Context, inc *session.Incarnation, p *party) ([]string, error) {
-	// If the read shows our room, the earlier listing has shown it, too. In the other order, the listing
-	// could show a new room, whose numbers begin at 0 again.
+// The method `list` returns all parties in the room, in order, the state of the room, and its czxid. If
+// there are no parties, the other results are zero: such a room may have no data yet.
+//
+// The listing comes before the read. In the other order, the listing could show a new room, whose numbers
+// begin at 0 again, and a party that is inside could appear as a waiting party.
+func (b *DoubleBarrier) list(ctx context.Context, inc *session.Incarnation) (all []lock.Child, state roomState, room int64, err error) {
 	names, err := inc.Names(ctx, b.room)
-	if err != nil {
-		return nil, err
+	if all = lock.ParseChildren(names, partyBase); err != nil || len(all) == 0 {
+		return nil, state, 0, err
 	}
 	data, stat, err := inc.Get(ctx, b.room)
-	if session.IsNoNode(err) || err == nil && stat.Czxid != p.room {
-		return nil, nil // our room was deleted, so it was empty
-	}
 	if err != nil {
-		return nil, err
+		return nil, state, 0, err
 	}
-	state, err := parseRoomState(data)
-	if err != nil {
-		return nil, err
-	}
-	r, ok := state.find(func(r round) bool { return r.version == p.round })
-	if !ok {
-		return nil, nil // the room has no such round, so all its parties have left
-	}
-	return slices.DeleteFunc(names, func(name string) bool {
-		c, ok := lock.ParseChild(name, partyBase)
-		return !ok || !r.has(c.Seq) || name == p.Child.Name
-	}), nil
+	state, err = parseRoomState(data)
+	return all, state, stat.Czxid, err
 }
 
 // awaitAll waits until the children of the room with these names are deleted. It sends one request
@@ -776,28 +774,12 @@ func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *p
 // Parties returns the names of all parties in the room, in order. The function `inside` reports
 // whether the party names[i] is inside.
 func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
-	names, err = inc.Names(ctx, b.room)
-	if err != nil {
-		return nil, nil, err
-	}
-	all := lock.ParseChildren(names, partyBase)
-	if len(all) == 0 {
-		return nil, nil, nil // without parties, the room may have no data yet
-	}
-	data, _, err := inc.Get(ctx, b.room) // this read follows the listing, because a party that is inside must not appear as a waiting party
-	if err != nil {
-		return nil, nil, err
-	}
-	state, err := parseRoomState(data)
-	if err != nil {
-		return nil, nil, err
-	}
-	names = names[:0]
+	all, state, _, err := b.list(ctx, inc)
 	for _, c := range all {
 		names = append(names, c.Name)
 	}
 	return names, func(i int) bool {
 		_, inside := state.find(func(r round) bool { return r.has(all[i].Seq) })
 		return inside
-	}, nil
+	}, err
 }

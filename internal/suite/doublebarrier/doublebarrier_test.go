@@ -781,12 +781,16 @@ func TestKeeperThatDoesNotKnowItAndFailsToLeaveIsSucceeded(t *testing.T) {
 }
 
 // A keeper that has to ask who else is in its round looks at the room twice. Between the two looks,
-// the room is deleted, as it is empty, and the next one has a party of the same number.
+// the other party leaves, the room is deleted, as it is empty, and the next one has a party of the same
+// number.
 func TestAKeeperDoesNotWaitForThePartiesOfTheNextRoom(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		a, b := zsync.NewWaitGroup(suite.Open(t, srv), "/w"), zsync.NewWaitGroup(suite.Open(t, srv), "/w")
+		a, b, c := zsync.NewWaitGroup(suite.Open(t, srv), "/w"), zsync.NewWaitGroup(suite.Open(t, srv), "/w"), zsync.NewWaitGroup(suite.Open(t, srv), "/w")
+		entered := enter(t, c, 2)
+		synctest.Wait()
 		srv.Intercept(harness.First(zktest.DropReply, harness.Op(zktest.OpMulti)))
-		harness.Must(t, a.Enter(t.Context(), 1)) // the reply is lost: a does not know that it is the keeper
+		harness.Must(t, a.Enter(t.Context(), 2)) // the reply is lost: a does not know that it is the keeper
+		harness.Must(t, <-entered)
 		var looks atomic.Int32
 		id := inside.Session(a).ID()
 		srv.Intercept(func(q zktest.Request) zktest.Action {
@@ -800,19 +804,21 @@ func TestAKeeperDoesNotWaitForThePartiesOfTheNextRoom(t *testing.T) {
 		if n := looks.Load(); n != 2 {
 			t.Fatalf("a looked at the room %d times; this test wants to come before the second", n)
 		}
-		entered := enter(t, b, 2)
-		time.Sleep(time.Second)
-		if names := suite.ChildrenOf(t, inside.Session(b), "/w/parties"); len(names) != 1 || !strings.Contains(names[0], "-2-party-") {
-			t.Fatalf("the room has %q; want a new room with a party of two", names)
+		other := leave(t, c)
+		synctest.Wait()
+		entered = enter(t, b, 1)
+		harness.Must(t, <-entered)
+		if names := suite.ChildrenOf(t, inside.Session(b), "/w/parties"); len(names) != 1 || !strings.HasSuffix(names[0], "-1-party-0000000000") {
+			t.Fatalf("the room has %q; want a new room with a party of one, which has the number of c", names)
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if len(left) == 0 {
 			t.Fatal("Leave waits for a party of the next room")
 		}
-		harness.Must(t, zsync.NewWaitGroup(inside.Session(a), "/w").Enter(t.Context(), 2))
-		harness.Must(t, <-entered)
 		harness.Must(t, <-left)
+		harness.Must(t, <-other)
+		harness.Must(t, b.Leave(t.Context()))
 	})
 }
 
