@@ -143,7 +143,7 @@ func (m *Semaphore) acquired(ctx context.Context, n int64) (_ context.Context, a
 		err = waitEnded(ctx, m.s.m, err, o.began, behind, place)
 	}
 	o.end(err)
-	a.Within(m.s.m.FunctionOf(ctx))
+	a.Within(m.s.m.FunctionOf(ctx), 0)
 	return m.observe(ctx, a), a, err
 }
 
@@ -156,7 +156,7 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	}
 	a, err := m.obtain(ctx, n, false, new(lock.Ahead))
 	if a != nil {
-		a.Within(m.s.m.FunctionOf(ctx))
+		a.Within(m.s.m.FunctionOf(ctx), 0)
 		_, o := m.s.begin(ctx, m.op(n))
 		o.began = start
 		o.end(nil)
@@ -653,8 +653,7 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 		return opError("do", m.path, err)
 	}
 	d := &doCall{function: m.s.m.Function(m.s.m.FunctionOf(ctx)), lost: a.Ending()}
-	a.Within(&d.function)
-	a.Own(&d.function, n)
+	a.Within(&d.function, n)
 	m.functions.Add(1)
 	release := func() error {
 		return opError("do", m.path, d.giveUp(ctx, m.s.m, func() error {

@@ -59,10 +59,14 @@ var (
 // moment on, no contender can get ahead of us, unless Line.Blocker allows it. So the turn lasts while
 // our znode exists and the session is alive.
 func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, error) {
-	if p.claim == nil {
-		if err := p.enter(ctx, inc); err != nil { // Steps 1 and 2.
+	if p.claim == nil { // Steps 1 and 2.
+		p.Behind.Forget() // the record may describe the wait of p's previous znode
+		start := time.Now()
+		var err error
+		if p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Mode); err != nil {
 			return nil, err
 		}
+		p.trip, p.lists = time.Since(start), maxRelists
 	}
 	c := p.claim
 	if ctx.Err() != nil { // even if the turn has come, the caller no longer wants it
@@ -101,14 +105,6 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 	}
 }
 
-func (p *Place) enter(ctx context.Context, inc *session.Incarnation) (err error) {
-	p.Behind.Forget() // the record may describe the wait of p's previous znode
-	start := time.Now()
-	p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Mode)
-	p.trip, p.lists = time.Since(start), maxRelists
-	return err
-}
-
 // The method `list` returns the contenders ahead of p. The first call uses the listing that was
 // made with the create. A later call makes a new listing, because the blocker has left, or because
 // ctx ended before the first listing was used.
@@ -139,7 +135,10 @@ func (p *Place) wait(ahead []Child, blocker string, alone bool) {
 	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
 	p.roll = nil // frees the memory of the listing during the wait
 	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && settled {
-		p.beginRelisting(len(ahead))
+		p.start = time.Now()
+		p.first, p.ahead, p.since = len(ahead), len(ahead), p.start
+		p.trip, p.each = p.Line.took(p.trip), p.Line.handoff()
+		p.relist = time.After(p.early())
 	}
 }
 
@@ -258,7 +257,6 @@ func (p *Place) unwatch() {
 	}
 }
 
-// The method `stop` ends the wait for the blocker.
 func (p *Place) stop() {
 	p.unwatch()
 	p.blocker, p.look, p.relist, p.first = "", nil, nil, 0
@@ -279,14 +277,13 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	case err == nil:
 		p.stop()
 		p.claim, p.roll = nil, nil
+		return c, nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		p.roll = nil // at the next call, the listing may be too old
-		return nil, err
 	default:
 		p.withdraw(err)
-		return nil, err
 	}
-	return c, nil
+	return nil, err
 }
 
 // The method `withdraw` removes p from the line. err is the reason.
@@ -309,14 +306,8 @@ func (p *Place) withdraw(err error) {
 // continues the wait, and Leave removes p. After any other error, no znode of p is in the line.
 func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	m := p.Line.Manager
-	if p.claim == nil { // if p has a claim, an earlier Take has counted p
-		m.Waiters.Add(1)
-	}
-	defer func() {
-		if p.claim == nil {
-			m.Waiters.Add(-1)
-		}
-	}()
+	m.Waiters.Add(1)
+	defer m.Waiters.Add(-1)
 	take := func(inc *session.Incarnation) (err error) {
 		for {
 			c, err = p.contend(ctx, inc, true)
@@ -341,12 +332,7 @@ func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 }
 
 // Leave removes p from the line. It is called after an error of Take.
-func (p *Place) Leave() {
-	if p.claim != nil {
-		p.withdraw(nil)
-		p.Line.Manager.Waiters.Add(-1)
-	}
-}
+func (p *Place) Leave() { p.withdraw(nil) }
 
 // Contend waits for a turn within one session, for a caller that will hold nothing. If ctx ends,
 // Contend leaves no znode in the line.
@@ -364,7 +350,7 @@ const RecallTime = 500 * time.Millisecond
 // Try returns a claim if its turn comes at once. If not, Try leaves no znode in the line, and returns
 // nil. Try first lists the line, and does not enter it if a contender would block the caller. There
 // is one exception: exactly one contender is in the line, and it perhaps only keeps its place. Then
-// Try creates a znode, so that the contender's process deletes the kept znode (Lock.recall), and
+// Try creates a znode, so that the contender's process deletes the kept znode (Claim.recall), and
 // waits for that. After RecallTime, a goroutine holds the lock, or that process does not react.
 func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {

@@ -45,7 +45,6 @@ func TestAPlaceThatIsLeftIsNotInTheLineThoughItsTurnHasCome(t *testing.T) {
 		line := mutexOf(m, "/m")
 		c, roll, err := line.Enter(t.Context(), inc, Exclusive)
 		harness.Must(t, err)
-		m.Waiters.Add(1) // as Take does
 		p := Place{Line: line, claim: c, roll: roll}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

@@ -28,7 +28,7 @@ type Grant struct {
 	free   func()              // stops the limits of the grant (Hold.limited); nil if it has no limits
 	Pinned bool                // a Do or Run releases the grant; guarded by its Lock's mu
 	moving chan struct{}       // closed when the grant ends during a Downgrade; nil if no Downgrade is under way; guarded by its Lock's mu
-	within []*session.Function // the program's functions that hold the grant, or may hold it (Lock.inherit); guarded by claim.mu
+	within []*session.Function // the program's functions that hold the grant, or may hold it (Lock.depart); guarded by claim.mu
 	follow func(error)         // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
 
@@ -263,25 +263,6 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		}
 		version = stat.Version
 	}
-}
-
-// Txn applies ops if g is still held: see Hold.txn. If Move gives the claim another znode at the same
-// time, Txn applies nothing and returns ErrNotLocked.
-func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
-	c := g.Claim
-	dir, path := c.Line.Dir, c.Znode()
-	ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.LogName))
-	if err != nil {
-		return nil, false, err
-	}
-	rs, missing, open, err := c.txn(ctx, dir, ops, path)
-	switch {
-	case missing == "":
-		return rs, open, err
-	case c.Znode() != path:
-		return nil, false, ErrNotLocked
-	}
-	return nil, false, c.Explain(err)
 }
 
 // Move gives c another znode, `to`, which Beside has created. It returns the path of the previous

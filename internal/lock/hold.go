@@ -26,10 +26,6 @@ var (
 
 	// ErrNotLocked means that the value has no hold to release.
 	ErrNotLocked = errors.New("not locked")
-
-	// ErrMixed means that the line has a contender of another kind or layout. An example is a Mutex
-	// and an Election at one path. They would not exclude each other.
-	ErrMixed = session.ErrMixed
 )
 
 // A Hold is a lock, a leadership or some permits that this process holds through one session. The
@@ -97,7 +93,6 @@ func (h *Hold) OnEnd(why error) { h.Lose(why) }
 // Ending returns h's Ending, which ends if h is lost.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
 
-// The method `standing` reports whether h is held or kept.
 func (h *Hold) standing() bool { return h.state == held || h.state == kept }
 
 // Lose ends h by a loss, if h is held or kept.
@@ -132,7 +127,6 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	return true
 }
 
-// The method `record` writes l to the trace.
 func (h *Hold) record(path string, l trace.Record) {
 	m := h.Incarnation.Manager
 	if l.Event == trace.Loss {
@@ -148,7 +142,6 @@ func (h *Hold) count(sign int64) {
 	}
 }
 
-// The method `enter` changes the state of h.
 func (h *Hold) enter(s state) {
 	h.count(-1)
 	h.state = s
@@ -306,21 +299,18 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		case err != nil && !moved:
 			h.mu.Unlock()
 			return 0, h.Explain(err)
-		case moved || h.token == 0 && stat.Mzxid < h.told:
+		case moved || h.token != 0 || stat.Mzxid < h.told:
 			h.mu.Unlock()
-			continue // h has another znode now, or another caller already has a greater token
-		case h.token != 0: // another caller was first
-			tok = h.token
-		default:
-			// If another goroutine has joined during the write, the token may be too small for that
-			// goroutine. For this caller, the token is right. Because of h.told, `fence` returns no
-			// smaller token after this one.
-			tok = stat.Mzxid
-			if h.told = tok; h.epoch == epoch {
-				h.token = tok
-				h.of.trace(trace.Token)
-			}
+			continue // h has another znode now, or another caller was first
 		}
+		// If another goroutine has joined during the write, the token may be too small for that
+		// goroutine. For this caller, the token is right. Because of h.told, `fence` returns no smaller
+		// token after this one.
+		if h.told = stat.Mzxid; h.epoch == epoch {
+			h.token = h.told
+			h.of.trace(trace.Token)
+		}
+		tok = h.told
 		h.mu.Unlock()
 		if err := h.Err(); err != nil {
 			return 0, err

@@ -130,8 +130,8 @@ type Claim struct {
 	uses    []*Grant      // one for each goroutine that holds c, in the order of the grants
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
 	listing chan struct{} // closed when the latest listing of Lock.list is answered; nil before the first
-	timer   *time.Timer   // if c is kept: calls `recall` when c has been kept for the time Lock.Retain
-	recall  func()        // deletes c, if no goroutine holds it; nil if c was never kept
+	timer   *time.Timer   // if c is kept: calls `recall` after the time Lock.Retain
+	recall  func()        // deletes c, if no goroutine holds it: another contender may have come, c is lost, or the time Lock.Retain has passed; nil if c was never kept
 }
 
 // standsAfter is called after the deletion of the only blocker, and checks that c's znode exists. If
@@ -213,7 +213,6 @@ func (c *Claim) watch() *conn.Watch {
 	return c.own
 }
 
-// The method `disown` makes c leave all its watches.
 func (c *Claim) disown() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -286,12 +285,11 @@ func (l *Line) contenders(r *session.Roll) []Child {
 // session counts as alive, the copy blocks other contenders, just as our znode did. The method
 // standsBy compares the owners.
 func (l *Line) AheadOf(ctx context.Context, inc *session.Incarnation, all []Child, me Child) ([]Child, error) {
-	if in, _, tell := split(all); tell && !me.Exhausted() {
-		all = in
-	} else if in, err := l.inOrder(ctx, inc, all); err != nil {
-		return nil, err
-	} else {
-		all = in
+	if _, _, tell := split(all); !tell || me.Exhausted() {
+		var err error
+		if all, err = l.inOrder(ctx, inc, all); err != nil {
+			return nil, err
+		}
 	}
 	i := slices.IndexFunc(all, func(o Child) bool { return o.Seq == me.Seq && o.Name == me.Name })
 	if i < 0 {

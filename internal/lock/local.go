@@ -207,7 +207,6 @@ func (l *Lock) serve() {
 	}
 }
 
-// The method `enter` gives w a place, with which w enters the line.
 func (l *Lock) enter(w *waiter) {
 	w.place = &Place{Line: &l.Line, Mode: w.mode, Behind: new(Ahead)}
 	w.ready <- struct{}{}
@@ -392,44 +391,39 @@ func (l *Lock) behind(w *waiter) *Behind {
 func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 	of := l.Manager.FunctionOf(ctx) // without mu, because ctx may be a type of the program
 	l.mu.Lock()
-	g, busy := l.atOnce(mode, of)
-	l.mu.Unlock()
-	if busy {
-		return nil, l.Manager.Failure() // an error if the Session is closed, and otherwise nil
-	}
-	if g == nil {
-		c, err := l.Line.Try(ctx, mode)
-		if c == nil {
-			return nil, err
-		}
-		l.mu.Lock()
-		if h := l.hold(c, mode); h != nil {
-			g = l.admit(h, false, of)
-		}
-		l.mu.Unlock()
-		if g == nil { // a goroutine of this process has not noticed its loss yet
-			l.Manager.GiveUp(ctx, c.GiveBack)
-			return nil, nil
-		}
-	}
-	return g, nil
-}
-
-// atOnce gives the caller a grant of a hold of this process, if this is possible without a wait. If
-// a goroutine of this process blocks the caller, `busy` is true.
-func (l *Lock) atOnce(mode HoldMode, of *session.Function) (g *Grant, busy bool) {
 	h := l.regain(mode)
 	if h == nil {
 		l.discard()
 		if l.occupied(mode) || slices.ContainsFunc(l.waiting, func(w *waiter) bool { return mode == Exclusive || w.mode == Exclusive }) {
-			return nil, true
+			l.mu.Unlock()
+			return nil, l.Manager.Failure() // an error if the Session is closed, and otherwise nil
 		}
-		if h = l.joinable(); mode == Exclusive || h == nil || h.passed >= l.Handoffs {
-			return nil, false
+		if h = l.joinable(); h != nil && h.passed < l.Handoffs {
+			h.passed++
+		} else {
+			h = nil
 		}
-		h.passed++
 	}
-	return l.admit(h, false, of), false
+	if h != nil {
+		g = l.admit(h, false, of)
+	}
+	l.mu.Unlock()
+	if g != nil {
+		return g, nil
+	}
+	c, err := l.Line.Try(ctx, mode)
+	if c == nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	if h = l.hold(c, mode); h != nil {
+		g = l.admit(h, false, of)
+	}
+	l.mu.Unlock()
+	if g == nil { // a goroutine of this process has not noticed its loss yet
+		l.Manager.GiveUp(ctx, c.GiveBack)
+	}
+	return g, nil
 }
 
 // Unlock ends a use in `mode`, for an Unlock or RUnlock: see BeginUnlock.
@@ -483,7 +477,15 @@ func (l *Lock) depart(h *Claim, i int) (finish func() error, found bool) {
 	}
 	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
 	if h.mode == Shared && !g.Pinned {
-		l.inherit(g)
+		// Perhaps this is the RUnlock of another reader. Then the reader that got g goes on with the use of
+		// that reader, perhaps in a function of the program. Close waits for this function, and must not
+		// release a shared hold that remains. So the functions of g may now hold another use of each such
+		// hold.
+		for _, h := range l.holds {
+			if i := slices.IndexFunc(h.uses, func(g *Grant) bool { return !g.Pinned }); i >= 0 {
+				h.uses[i].Within(g.within...)
+			}
+		}
 	}
 	if l.owed && !g.Pinned {
 		// This may be the late release of a lost hold. It now ends the present hold instead, so the
@@ -498,18 +500,6 @@ func (l *Lock) depart(h *Claim, i int) (finish func() error, found bool) {
 		return h.Err, true
 	}
 	return func() error { return l.handOver(h, g) }, true
-}
-
-// The method `inherit` is called when an RUnlock has ended the use g. Perhaps it is the RUnlock of
-// another reader. Then the reader that got g goes on with the use of that reader, perhaps in a
-// function of the program. Close waits for this function, and must not release a shared hold that
-// remains. So the functions of g may now hold another use of each such hold.
-func (l *Lock) inherit(g *Grant) {
-	for _, h := range l.holds {
-		if i := slices.IndexFunc(h.uses, func(g *Grant) bool { return !g.Pinned }); i >= 0 {
-			h.uses[i].Within(g.within...)
-		}
-	}
 }
 
 // handOver ends g, the last use of h, and gives h to the first waiter of this process. This handoff
@@ -603,14 +593,19 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 	g.overLocked()
 	h.enter(kept)
 	if h.recall == nil {
-		h.recall = func() { l.Manager.Spawn(func() { l.recall(h) }) }
+		h.recall = func() {
+			l.Manager.Spawn(func() {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if l.idle == h {
+					l.discard()
+				}
+			})
+		}
 		h.lost.AfterFunc(func(error) { h.recall() })
 	}
 	h.timer = time.AfterFunc(l.Retain, h.recall)
-	switch {
-	case h.lineWatch == nil:
-		h.recall()
-	case !h.recalls:
+	if !h.recalls {
 		h.recalls = true
 		h.Incarnation.Watches.Tell(h.lineWatch, h, h.recall)
 	}
@@ -651,19 +646,9 @@ func (l *Lock) unkeep(h *Claim) {
 	h.timer.Stop()
 }
 
-// The method `recall` is called when another contender may have come, h is lost, or h has been kept
-// for the time Retain. If h is the kept place, `recall` deletes it.
-func (l *Lock) recall(h *Claim) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.idle == h {
-		l.discard()
-	}
-}
-
-// Txn applies ops in one transaction, if g is still held. If g has been released, the error is
-// ErrNotLocked. A release, which decides about h under mu, sees the transaction in the count, or the
-// transaction does not begin.
+// Txn applies ops in one transaction, if g is still held: see Hold.txn. If g has been released, or a
+// Downgrade replaces its znode, the error is ErrNotLocked, and nothing is applied. A release, which
+// decides about h under mu, sees the transaction in the count, or the transaction does not begin.
 func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
 	h, _ := l.useOf(g)
@@ -673,7 +658,19 @@ func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse
 	}
 	h.open++
 	l.mu.Unlock()
-	rs, open, err := g.Txn(ctx, ops)
+	var rs []zk.MultiResponse
+	path, missing, open := h.Znode(), "", false
+	ops, _, err := l.Manager.CheckOps(ops, path, session.ChildPath(l.Line.Dir, session.LogName))
+	if err == nil {
+		rs, missing, open, err = h.txn(ctx, l.Line.Dir, ops, path)
+	}
+	switch {
+	case missing == "":
+	case h.Znode() != path:
+		err = ErrNotLocked
+	default:
+		err = h.Explain(err)
+	}
 	if !open {
 		l.mu.Lock()
 		h.open--

@@ -97,20 +97,15 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 }
 
 // Within is called if the program's function f has acquired permits of p: Close waits for f before it
-// releases p. p and f may be nil.
-func (p *Permits) Within(f *session.Function) {
+// releases p. If f is the function of a Do, which releases these permits, n is their number, and
+// otherwise 0. p and f may be nil.
+func (p *Permits) Within(f *session.Function, n int64) {
 	if p == nil || f == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.within = within(p.within, []*session.Function{f})
-}
-
-// Own is called after Within, if f is the function of a Do that has just acquired n permits of p.
-func (p *Permits) Own(f *session.Function, n int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	// If two goroutines have just acquired n permits each, it does not matter whose entry this is.
 	for i, t := range slices.Backward(p.taken) {
 		if t.of == nil && t.n == n {

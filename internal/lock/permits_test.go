@@ -80,8 +80,8 @@ func TestCloseKeepsThePermitsOfAFunctionThoughAnotherHasBegunAtTheSameMoment(t *
 		m := open(t, srv)
 		p := permitsOf(t, m, 2)
 		long, short := m.Function(nil), m.Function(nil)
-		p.Within(&long)
-		p.Within(&short)
+		p.Within(&long, 0)
+		p.Within(&short, 0)
 		harness.Must(t, long.Begin())
 		harness.Must(t, short.Begin())
 		short.End()
@@ -100,7 +100,7 @@ func TestPermitsForgetTheFunctionsThatAreOver(t *testing.T) {
 		p := permitsOf(t, m, 1)
 		for i := range 3 {
 			f := m.Function(nil)
-			p.Within(&f)
+			p.Within(&f, 0)
 			if i > 0 {
 				harness.Must(t, f.Begin())
 			}

@@ -56,15 +56,6 @@ func (l *Line) handoff() time.Duration {
 // waiter estimates instead when the blocker will be the first in the line, and lists the line then.
 // A wrong estimate costs time, and nothing else.
 
-// beginRelisting is called at the start of a wait, with the number of contenders ahead, which is at
-// least two.
-func (p *Place) beginRelisting(ahead int) {
-	p.start = time.Now()
-	p.first, p.ahead, p.since = ahead, ahead, p.start
-	p.trip, p.each = p.Line.took(p.trip), p.Line.handoff()
-	p.relist = time.After(p.early())
-}
-
 // listMeanwhile is called when p.relist fires. It computes the time of the listing again, because
 // other waiters may have measured a shorter trip or handoff. If that time has come, it lists the
 // line. If the blocker is deleted during the listing, p still waits for the reply, because the reply
