@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,62 +142,35 @@ func (o *Once) round(ctx context.Context, f func(ctx context.Context, place stri
 		return g.data, o.fail("do", err)
 	}
 	defer g.leave()
-	ctx, h, err := o.enter(ctx, g) // Step 2.
-	if err != nil {
-		return nil, o.fail("do", err)
-	}
-	// Step 3. If the watch stands, no mark exists while h holds. Argument: a Do creates the mark in the
-	// transaction that deletes its znode, and before that deletion. So on one connection, the event of
-	// the mark arrives before any event or listing that shows h to be the first contender. On a new
-	// connection, the client sets the watch again before all requests. A turn then needs the reply to
-	// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
-	// other contenders are behind h.
-	if inc := h.Claim.Incarnation; g.inc != inc || !inc.Watches.Stands(g.w) {
-		lapse := inc.Lapse()
-		g, e := o.look(ctx, o.valued)
+	_, err = o.inTurn(ctx, &o.line, "once", "do", func(ctx context.Context) error {
+		return cmp.Or(o.await(ctx, g), errMarked) // Step 2.
+	}, func(ctx context.Context, h *lock.Grant) error {
+		// Step 3. If the watch stands, no mark exists while h holds. Argument: a Do creates the mark in the
+		// transaction that deletes its znode, and before that deletion. So on one connection, the event of
+		// the mark arrives before any event or listing that shows h to be the first contender. On a new
+		// connection, the client sets the watch again before all requests. A turn then needs the reply to
+		// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
+		// other contenders are behind h.
+		if inc := h.Claim.Incarnation; g.inc == inc && inc.Watches.Stands(g.w) {
+			return nil
+		}
+		g, err := o.look(ctx, o.valued)
 		g.leave()
-		switch err = e; {
-		case g.there:
-			err = errMarked
-		case err == nil:
-			err = h.Recheck(ctx, lapse)
+		if g.there {
+			return errMarked
 		}
-	}
-	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
-		err = session.ErrEnded // the last `look` may have used a later session than h's
-	}
-	d := o.newDoCall(ctx, "mutex", o.line.Bases[0], nil, h) // a Once and a Mutex at the same path use the same line
-	if err == nil {
-		err = d.function.Begin()
-	}
-	if err != nil {
-		o.s.m.GiveUp(ctx, h.Release)
-		return nil, o.fail("do", err)
-	}
-	var failed error
-	returned := false
-	err = doHolding(ctx, o.s, d, func(ctx context.Context) error {
-		data, failed = f(ctx, session.BaseName(h.Claim.Path))
+		return err
+	}, func(ctx context.Context, h *lock.Grant) (err error) {
+		returned := false
+		defer func() {
+			if !returned { // a panic, or runtime.Goexit
+				o.panicked.Store(true)
+			}
+		}()
+		data, err = f(ctx, session.BaseName(h.Claim.Path))
 		returned = true
-		return failed
-	}, func() error {
-		switch {
-		case !returned: // a panic, or runtime.Goexit
-			o.panicked.Store(true)
-			return d.giveUp(ctx, o.s.m, h.Release)
-		case failed != nil:
-			return o.fail("do", d.giveUp(ctx, o.s.m, h.Release))
-		}
-		// f has succeeded, so create the mark even if ctx ends. In that case, wait for a short time, in
-		// which a working server answers. If h is lost from now on, the mark may exist.
-		lost := h.Err()
-		done := make(chan error, 1)
-		o.s.m.Spawn(func() { defer d.function.End(); done <- o.write(h, data) })
-		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
-			return o.fail("do", err)
-		}
-		return o.fail("do", session.JoinErrors([]error{session.CtxErr(ctx), lost}))
-	})
+		return err
+	}, func(h *lock.Grant) error { return o.write(h, data) })
 	return data, err
 }
 
@@ -301,23 +275,28 @@ func (o *Once) remember(g sight) {
 	}
 }
 
-// errMarked means that the mark was created while we waited, or while our function ran.
+// errMarked means that the caller must look for the record again: it was written while we waited or
+// while our function ran, or we lost our turn before the function began.
 var errMarked = errors.New("the mark has been made")
 
-// The method `enter` waits for our turn. If the mark is created first, it returns errMarked. It
-// waits for the mark too if a contender is ahead, because only such a contender creates the mark.
-func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Grant, error) {
-	_, op := o.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "once", Name: "do", Path: o.path})
+// The method `inTurn` waits in the line and runs f, which must succeed once. A contender that
+// succeeds writes a record: the mark of a Once, or path/last of a Schedule.
+//
+//   - If a contender is ahead, inTurn calls `came`, which waits for the record and then returns
+//     errMarked. No contender behind us writes the record.
+//   - In our turn, `look` returns an error if f must not run, such as errMarked.
+//   - If f succeeds, `write` writes the record and leaves the line, even if ctx has ended.
+//
+// The result `ran` reports whether f was called.
+func (m *made) inTurn(ctx context.Context, line *lock.Line, primitive, op string, came func(ctx context.Context) error, look, f func(ctx context.Context, h *lock.Grant) error, write func(h *lock.Grant) error) (ran bool, err error) {
+	_, o := m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: primitive, Name: op, Path: m.path})
 	wait, cancel := context.WithCancelCause(ctx)
 	var first sync.Once
-	var watching sync.WaitGroup
 	var behind lock.Ahead
-	place := lock.Place{Line: &o.line, Behind: &behind, Waits: func() {
+	place := lock.Place{Line: line, Behind: &behind, Waits: func() {
 		first.Do(func() {
-			watching.Add(1)
-			o.s.m.Spawn(func() {
-				defer watching.Done()
-				if o.await(wait, none) == nil {
+			m.s.m.Spawn(func() {
+				if came(wait) == errMarked {
 					cancel(errMarked)
 				}
 			})
@@ -326,22 +305,56 @@ func (o *Once) enter(ctx context.Context, none sight) (context.Context, *lock.Gr
 	p, err := place.Take(wait)
 	place.Leave() // if `wait` has ended
 	cancel(nil)
-	watching.Wait()
 	switch {
-	case err == nil:
-		// The mark may have been created at the same instant. Step 3 finds it.
-		g := p.Grant("do")
-		return op.got(ctx, g), g, nil
-	case ctx.Err() != nil:
-		err = session.CtxErr(ctx)
-	case errors.Is(err, errMarked):
-		op.endSpan(nil) // the mark exists, so the wait has no error
-		return nil, nil, errMarked
+	case err == nil: // the record may have been written at the same instant: `look` finds it
+	case ctx.Err() == nil && errors.Is(err, errMarked):
+		o.endSpan(nil) // the record exists, so the wait has no error
+		return false, errMarked
+	default:
+		if ctx.Err() != nil {
+			err = session.CtxErr(ctx)
+		}
+		b := behind.Now()
+		err = waitEnded(ctx, m.s.m, err, o.began, firstAhead(b, ModeExclusive), b.Place)
+		o.end(err)
+		return false, opError("do", m.path, err)
 	}
-	b := behind.Now()
-	err = waitEnded(ctx, o.s.m, err, op.began, firstAhead(b, ModeExclusive), b.Place)
-	op.end(err)
-	return nil, nil, err
+	h := p.Grant(op)
+	ctx = o.got(ctx, h)
+	lapse := h.Claim.Incarnation.Lapse()
+	if err = look(ctx, h); err == nil {
+		err = h.Recheck(ctx, lapse)
+	}
+	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
+		err = errMarked // `look` may have used a later session than h's
+	}
+	d := m.newDoCall(ctx, "mutex", line.Bases[0], nil, h) // a Once and a Mutex at the same path use the same line
+	if err == nil {
+		err = d.function.Begin()
+	}
+	if err != nil {
+		m.s.m.GiveUp(ctx, h.Release)
+		return false, opError("do", m.path, err)
+	}
+	succeeded := false
+	return true, doHolding(ctx, m.s, d, func(ctx context.Context) error {
+		err := f(ctx, h)
+		succeeded = err == nil
+		return err
+	}, func() error {
+		if !succeeded {
+			return opError("do", m.path, d.giveUp(ctx, m.s.m, h.Release))
+		}
+		// If ctx has ended, wait for a short time, in which a working server answers. If h is lost from
+		// now on, the record may exist.
+		lost := h.Err()
+		done := make(chan error, 1)
+		m.s.m.Spawn(func() { defer d.function.End(); done <- write(h) })
+		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
+			return opError("do", m.path, err)
+		}
+		return opError("do", m.path, session.JoinErrors([]error{session.CtxErr(ctx), lost}))
+	})
 }
 
 // The method `write` creates the mark and leaves the line (step 4).

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,8 +15,10 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/timetable"
+	"github.com/zsync/zsync/internal/trace"
 )
 
 // A Schedule runs a function once, in one process, at each instant:
@@ -50,6 +53,7 @@ import (
 // broken clock recorded a future instant, delete path/last.
 type Schedule struct {
 	made
+	line    lock.Line
 	missed  MissedPolicy
 	retries int
 	backoff session.RetryPolicy
@@ -149,14 +153,14 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 		refused: errors.New("the result of the function cannot be recorded"), // not a variable: the function may return this error of another Schedule
 	}
 	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(c) })
-	c.err = checkNew(s, path, c.err)
+	if c.err = checkNew(s, path, c.err); c.err == nil {
+		c.line = lock.New(s.m, path, session.ProtectedName, "lock-")
+		c.line.Kind, c.line.Strict, c.line.Settled = trace.Mutex, true, true
+	}
 	return c
 }
 
 func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
-
-// errPassed means that the instant needs no run, or must not run now.
-var errPassed = errors.New("the instant needs no run now")
 
 // A scheduleRecord is the content of path/last. Its exported fields are the fourth line.
 type scheduleRecord struct {
@@ -203,136 +207,79 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 			return false, err
 		}
 		ran, err := c.attempt(ctx, over, choose, math.MaxInt, func(ctx context.Context, _ time.Time) error { return f(ctx) })
-		if !errors.Is(err, errPassed) {
+		if !errors.Is(err, errMarked) {
 			return ran, err
 		}
 		// The loop reads again whether the instant has been done.
 	}
 }
 
-// The method `attempt` takes the lock, runs f for the instant that the function `choose` then picks,
-// given the content of path/last, and records the result. If the function `over` returns true for
-// that content, no instant must run, and the method stops waiting for the lock. It reports whether
-// it ran f. The error is errPassed if the instant was not run. Then the caller reads path/last again.
+// The method `attempt` waits for its turn, runs f for the instant that the function `choose` then
+// picks, given the content of path/last, and records the result. If the function `over` returns true
+// for that content, no instant must run, and the wait ends. It reports whether it ran f. The error is
+// errMarked if no instant was run. Then the caller reads path/last again.
 func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	// This attempt has its own Mutex value. So if its hold is lost, the transaction that records the
-	// result fails, even if another goroutine has the next hold.
-	lock := NewMutex(c.s, c.path)
-	if lock.within(ctx) != nil {
-		return false, ErrDeadlock
+	if err := c.entering(ctx, c.line.Bases); err != nil {
+		return false, err
 	}
-	waiting, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	watching, stop := context.WithCancel(waiting)
-	passed, ended := false, make(chan struct{})
-	c.s.m.Spawn(func() {
-		defer close(ended)
-		err := c.s.m.During(watching, func(inc *session.Incarnation) error {
-			return inc.Follow(watching, c.s.m.Full(c.last()), func(n session.Node, _ *conn.Watch) error {
+	var r scheduleRecord
+	var at time.Time
+	var ended func(err error)
+	return c.inTurn(ctx, &c.line, "mutex", "lock", func(ctx context.Context) error {
+		return c.s.m.During(ctx, func(inc *session.Incarnation) error {
+			return inc.Follow(ctx, c.s.m.Full(c.last()), func(n session.Node, _ *conn.Watch) error {
 				r, err := c.parse(n.Data)
 				if err == nil {
 					if c.learn(r); over(r) {
-						err = errPassed
+						err = errMarked
 					}
 				}
 				return err
 			})
 		})
-		if passed = err == errPassed; passed { // after an error, the wait for the lock returns the same error
-			end(errPassed)
+	}, func(ctx context.Context, _ *lock.Grant) (err error) {
+		// The previous holder first recorded its result, and then left the line. So this read returns
+		// that record.
+		if r, err = c.load(ctx, false); err == nil && over(r) {
+			err = errMarked
 		}
-	})
-	// The function `settled` ends the watch, and reports whether the watch has ended the wait.
-	settled := func() bool {
-		stop()
-		<-ended
-		return passed
-	}
-	defer settled() // in case f panics
-	recorded := false
-	var record sync.WaitGroup // waits for the write of the record: the lock must be released only after that write, even if ctx ends
-	err = lock.doThen(waiting, record.Wait, func(ctx context.Context) (err error) {
-		if settled() {
-			return errPassed
-		}
-		// The previous holder first recorded its result, and then released the lock. We hold the lock
-		// now, so this read returns that record. If the read runs in a later session than the hold,
-		// the hold is lost. Recheck finds that.
-		g, _, err := lock.current(nil)
-		if err != nil {
-			return err
-		}
-		lapse := g.Claim.Incarnation.Lapse()
-		r, err := c.load(ctx, false)
-		if err == nil && over(r) {
-			err = errPassed
-		}
-		var at time.Time
 		if err == nil {
 			at, err = choose(r)
 		}
-		if err == nil {
-			err = g.Recheck(ctx, lapse)
-		}
-		if err != nil {
-			return err
-		}
-		ran = true
-		defer c.observe(ctx, &err)()
-		err = ErrPanicked // stays the result if f does not return
-		if err = f(ctx, at); err != nil {
-			if ctx.Err() == nil { // otherwise, the caller or a loss has ended the attempt, so it does not count as failed
-				err = session.JoinErrors([]error{err, c.recordFailure(ctx, lock, r, at, retries, err)})
+		return err
+	}, func(ctx context.Context, h *lock.Grant) error {
+		ended = c.observe()
+		err := ErrPanicked // stays the result if f does not return
+		defer func() {
+			if err != nil {
+				ended(cmp.Or(session.CtxErr(ctx), err))
 			}
-			return err
+		}()
+		if err = f(ctx, at); err != nil && ctx.Err() == nil { // otherwise, the caller or a loss has ended the attempt, so it does not count as failed
+			err = session.JoinErrors([]error{err, c.recordFailure(ctx, h, r, at, retries, err)})
 		}
-		// f has done its work, so the success is recorded even if ctx has ended. But when ctx has
-		// ended, the caller does not wait for servers that do not answer.
+		return err
+	}, func(h *lock.Grant) error {
 		r.done = at
-		done := make(chan error, 1)
-		record.Add(1)
-		c.s.m.Spawn(func() {
-			defer record.Done()
-			done <- c.record(context.WithoutCancel(ctx), lock, r)
-		})
-		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
-			recorded = err == nil
-			return err
-		}
-		if session.IsClosed(lock.Lost()) {
-			return errors.Join(session.CtxErr(ctx), ErrLost)
-		}
-		return session.CtxErr(ctx)
+		err := c.record(context.Background(), h, r)
+		ended(err)
+		h.Release() // its error does not matter: f was successful, even if h was lost after the record
+		return err
 	})
-	switch {
-	case recorded:
-		return true, nil // f was successful, even if the lock was lost later
-	case ran:
-		return true, err
-	case ctx.Err() != nil:
-		return false, session.CtxErr(ctx)
-	case settled(), errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed):
-		return false, errPassed // the hold was lost before f ran, so this attempt was only a wait
-	}
-	return false, err
 }
 
-// The method `observe` tells the observer that f starts, and `ended`, that it has ended with *err.
-func (c *Schedule) observe(ctx context.Context, err *error) (ended func()) {
+// The method `observe` tells the observer that f starts. The caller calls `ended` at the end.
+func (c *Schedule) observe() (ended func(err error)) {
 	began := time.Now()
 	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
-	return func() {
-		e := session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: *err}
-		if *err != nil && ctx.Err() != nil {
-			e.Err = session.CtxErr(ctx)
-		}
-		c.s.m.Observe(e)
+	return func(err error) {
+		c.s.m.Observe(session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: err})
 	}
 }
 
 // recordFailure records that f failed with the error `cause`. After the last attempt, it records
 // the instant as failed for good.
-func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRecord, at time.Time, retries int, cause error) error {
+func (c *Schedule) recordFailure(ctx context.Context, h *lock.Grant, r scheduleRecord, at time.Time, retries int, cause error) error {
 	text := cause.Error()
 	r.ScheduleFailure = ScheduleFailure{
 		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), maxFailureText)], "\uFFFD"), Attempts: r.attempts(at) + 1,
@@ -340,7 +287,7 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 	if r.Attempts >= retries {
 		r.GivenUp = at
 	}
-	err := c.record(ctx, lock, r)
+	err := c.record(ctx, h, r)
 	if retries < math.MaxInt {
 		c.s.m.Log.Warn("zsync: scheduled function failed", "path", c.path, "at", at, "attempt", r.Attempts, "err", cause)
 	}
@@ -353,8 +300,8 @@ func (c *Schedule) recordFailure(ctx context.Context, lock *Mutex, r scheduleRec
 // maxFailureText limits the recorded text of an error, in bytes.
 const maxFailureText = 4 << 10
 
-// The method `record` writes r to path/last, unless the Mutex `lock` is lost.
-func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) error {
+// The method `record` writes r to path/last, unless h is lost.
+func (c *Schedule) record(ctx context.Context, h *lock.Grant, r scheduleRecord) error {
 	owner := strings.ReplaceAll(c.s.m.Config.Owner, "\n", " ") // the owner is one line
 	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + owner + "\n" + session.NewGUID())
 	if r.Attempts != 0 {
@@ -364,9 +311,13 @@ func (c *Schedule) record(ctx context.Context, lock *Mutex, r scheduleRecord) er
 		}
 		data = append(append(data, '\n'), failure...)
 	}
-	_, err := lock.Txn(ctx, &zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
+	write := func(op any) error {
+		rs, _, err := h.Txn(ctx, []any{op})
+		return session.Refused([]any{op}, rs, err)
+	}
+	err := write(&zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
 	if session.IsNoNode(err) {
-		_, err = lock.Txn(ctx, &zk.CreateRequest{Path: c.last(), Data: data})
+		err = write(&zk.CreateRequest{Path: c.last(), Data: data})
 	}
 	switch {
 	case err == nil:
@@ -493,24 +444,20 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 	case f == nil:
 		return session.Invalid("the function is nil")
 	}
-	began := c.now()
-	if err := timetable.Check(next, began); err != nil {
+	since := c.now() // Run begins after this time, if no instant is recorded; with MissedSkip, every instant before it is missed
+	if err := timetable.Check(next, since); err != nil {
 		return err
 	}
 	var current time.Time // the latest instant for which this process or the fleet has begun an attempt
 	losses := 0           // number of losses of the session while f ran
-	idle := began         // this process has been waiting since then, and has missed every instant that was due earlier
 	for {
 		r, err := c.load(ctx, false)
 		if err != nil {
 			return err
 		}
 		now, from := c.now(), r.reached()
-		if from.IsZero() {
-			from = began
-		}
-		if c.missed == MissedSkip && from.Before(idle) {
-			from = idle
+		if from.IsZero() || c.missed == MissedSkip && from.Before(since) {
+			from = since
 		}
 		at, err := timetable.Due(next, from, now, c.missed == MissedLatest)
 		if err != nil {
@@ -557,15 +504,17 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 			interrupted = ctx.Err() != nil
 			return failed
 		})
-		idle = c.now()
+		if c.missed == MissedSkip {
+			since = c.now()
+		}
 		switch {
 		case err == nil:
-			if losses = 0; began.Before(current) && c.missed != MissedSkip {
-				began = current
+			if losses = 0; since.Before(current) {
+				since = current
 			}
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
-		case errors.Is(err, errPassed):
+		case errors.Is(err, errMarked):
 		case !ran, errors.Is(err, c.refused): // return, because the result of another call of f could not be recorded either
 			return err
 		case interrupted, failed == nil:
@@ -586,7 +535,7 @@ func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (
 		switch c.missed {
 		case MissedSkip:
 			if timetable.Over(next, at, c.now()) {
-				return at, errPassed
+				return at, errMarked
 			}
 		case MissedLatest:
 			latest, err := timetable.LatestDue(next, at, c.now())
@@ -598,7 +547,7 @@ func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (
 			}
 		}
 		if c.pauseLeft(r, at) > 0 {
-			return at, errPassed
+			return at, errMarked
 		}
 		return at, nil
 	}
