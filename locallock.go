@@ -131,10 +131,10 @@ func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode 
 	}
 }
 
-// The method `do` does the work of Do and RDo: it runs f with a hold, calls the function `rest`, and
-// releases the hold, or the hold that Cond.Wait has acquired instead. If f has unlocked the hold in
-// another way, `do` has nothing to release, and returns ErrNotLocked.
-func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest func(), f func(ctx context.Context) error) error {
+// The method `do` does the work of Do and RDo: it runs f with a hold, and releases the hold, or the
+// hold that Cond.Wait has acquired instead. If f has unlocked the hold in another way, `do` has
+// nothing to release, and returns ErrNotLocked.
+func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if q.misuse() == nil && f == nil {
 		return opError(op, q.path, session.Invalid("the function is nil"))
 	}
@@ -157,10 +157,7 @@ func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest 
 			d.function.End()
 			return opError(op, q.path, ErrNotLocked)
 		}
-		return opError(op, q.path, d.giveUp(ctx, q.s.m, func() error {
-			rest()
-			return l.Release(g)
-		}))
+		return opError(op, q.path, d.giveUp(ctx, q.s.m, func() error { return l.Release(g) }))
 	})
 }
 

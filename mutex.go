@@ -149,12 +149,7 @@ func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
 // returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f panics,
 // Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return m.doThen(ctx, func() {}, f)
-}
-
-// doThen does the work of Do. It calls the function `rest` before it releases m.
-func (m *Mutex) doThen(ctx context.Context, rest func(), f func(ctx context.Context) error) error {
-	return m.do(ctx, "do", lock.Exclusive, rest, f)
+	return m.do(ctx, "do", lock.Exclusive, f)
 }
 
 // The method `parts` returns the lock of a Locker of this package, and the modes in which the
