@@ -2,7 +2,6 @@ package timetable
 
 import (
 	"fmt"
-	"math/bits"
 	"strconv"
 	"strings"
 	"time"
@@ -187,69 +186,31 @@ func (c *Cron) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// firstOf returns the first instant after `t` on day `d`, or the zero time.
-func (c *Cron) firstOf(d, t time.Time) (first time.Time) {
-	for hours := c.hour; hours != 0; hours &= hours - 1 {
-		hour := bits.TrailingZeros64(hours)
-		for minutes := c.minute; minutes != 0; minutes &= minutes - 1 {
-			for _, at := range c.instants(d, hour, bits.TrailingZeros64(minutes)) {
-				if at.After(t) && (first.IsZero() || at.Before(first)) {
-					first = at
-				}
+// firstOf returns the first instant after `t` on day `d`, or the zero time. Like cron(8), it reads the
+// local time at each minute around that day.
+func (c *Cron) firstOf(d, t time.Time) time.Time {
+	const change = 3 * time.Hour // the clocks change by less than this, except for a whole day
+	midnight := timeOn(d, 0, 0, time.UTC)
+	_, offset := timeOn(d, 12, 0, c.loc).Zone()
+	at := midnight.Add(-time.Duration(offset)*time.Second - change).In(c.loc)
+	end := at.Add(24*time.Hour + 2*change)
+	if early := t.Sub(at) - change; early > 0 {
+		at = at.Add(early.Truncate(time.Minute))
+	}
+	latest := -7 * 24 * 60 // the latest local time before `at`, in minutes since midnight
+	for ; at.Before(end); at = at.Add(time.Minute) {
+		_, offset = at.Zone()
+		now := int(at.Unix()+int64(offset)-midnight.Unix()) / 60
+		from := now
+		if skipped := now - latest - 1; !c.frequent && skipped < int(change.Minutes()) {
+			from = latest + 1 // a daily job runs also for a local time that was skipped, but not again for a local time that comes twice
+		}
+		for m := max(from, 0); m <= now && m < 24*60; m++ {
+			if at.After(t) && has(c.hour, m/60) && has(c.minute, m%60) {
+				return at
 			}
-			if !first.IsZero() && !c.frequent {
-				return first // a daily job runs once for each local time, so the earliest local time has the earliest instant
-			}
 		}
-		if !first.IsZero() && hour > first.Hour()+3 {
-			return first // clocks are put back by at most three hours, so the hours after this one have later instants
-		}
+		latest = max(latest, now)
 	}
-	return first
-}
-
-// The method `instants` returns each instant at which the job runs for one local time. Most
-// local times have one instant.
-func (c *Cron) instants(d time.Time, hour, minute int) []time.Time {
-	naive := timeOn(d, hour, minute, time.UTC)
-	// The zone can have two offsets near this time, if the clocks change.
-	const near = 3 * time.Hour
-	guess := timeOn(d, hour, minute, c.loc)
-	before, after := offset(guess.Add(-near)), offset(guess.Add(near))
-	var found []time.Time
-	for _, o := range []time.Duration{before, after} {
-		at := naive.Add(-o).In(c.loc)
-		if dateOf(at) == d && at.Hour() == hour && at.Minute() == minute && (len(found) == 0 || !found[0].Equal(at)) {
-			found = append(found, at)
-		}
-	}
-	switch {
-	case len(found) == 2 && found[1].Before(found[0]):
-		found[0], found[1] = found[1], found[0]
-	case len(found) == 0 && !c.frequent && before < after && after-before < near:
-		return []time.Time{change(guess.Add(-near), guess.Add(near))} // the clocks skip this local time, so the job runs at the change
-	}
-	if len(found) == 2 && !c.frequent {
-		found = found[:1]
-	}
-	return found
-}
-
-func offset(t time.Time) time.Duration {
-	_, seconds := t.Zone()
-	return time.Duration(seconds) * time.Second
-}
-
-// The function `change` returns the instant between `from` and `to` at which the clocks
-// change: the first instant that has the same offset as `to`.
-func change(from, to time.Time) time.Time {
-	for target := offset(to); to.Sub(from) > time.Second; {
-		middle := from.Add(to.Sub(from) / 2).Truncate(time.Second)
-		if offset(middle) == target {
-			to = middle
-		} else {
-			from = middle
-		}
-	}
-	return to
+	return time.Time{}
 }
