@@ -112,7 +112,7 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
 		plan:  NewValue[map[string]string](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
 		mine:  make(map[string]context.CancelCauseFunc),
-		turns: make(map[string]chan struct{}),
+		locks: make(map[string]*Mutex),
 	}
 	// If the shards of this member exceeded the size of a plan, no process could store a plan, and
 	// every Run would fail.
@@ -155,7 +155,7 @@ type partitioning struct {
 
 	// Only the method `run` uses the fields below.
 	mine  map[string]context.CancelCauseFunc // by shard that the plan gives to this process: makes it release the shard
-	turns map[string]chan struct{}           // by shard: has a token while this process owns the shard or waits for it
+	locks map[string]*Mutex                  // by shard that the plan has given to this process
 	wants map[string][]string                // shards of each member, as last received; nil before the first event
 	told  map[string]string                  // owners of the shards in the plan, as last received; nil without a plan
 }
@@ -259,15 +259,13 @@ func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *
 		if now[shard] != r.id || !named || r.mine[shard] != nil {
 			continue
 		}
-		if r.turns[shard] == nil {
-			r.turns[shard] = make(chan struct{}, 1)
+		if r.locks[shard] == nil {
+			r.locks[shard] = NewMutex(r.p.s, r.p.shardPath(shard))
 		}
 		owned, stop := context.WithCancelCause(ctx)
 		r.mine[shard] = stop
-		turn := r.turns[shard]
+		lock := r.locks[shard] // one value, so a call of f also waits for an earlier call that has lost its session
 		runs.Go(func() {
-			turn <- struct{}{} // waits for an earlier call; the lock would be enough, except after a lost session
-			defer func() { <-turn }()
 			defer stop(nil)
 			err := errors.New("the function ended its goroutine; see runtime.Goexit") // err keeps this value if the method `own` does not return
 			defer func() {
@@ -275,15 +273,14 @@ func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *
 					fail(err)
 				}
 			}()
-			err = r.own(owned, shard)
+			err = r.own(owned, lock, shard)
 		})
 	}
 }
 
-// The method `own` waits for the lock of a shard, and calls the function for the shard. It
+// The method `own` waits for m, the lock of a shard, and calls the function for the shard. It
 // repeats this until ctx ends or the function fails.
-func (r *partitioning) own(ctx context.Context, shard string) error {
-	m := NewMutex(r.p.s, r.p.shardPath(shard))
+func (r *partitioning) own(ctx context.Context, m *Mutex, shard string) error {
 	for try := 0; ; try++ {
 		var failed error
 		err := m.Do(ctx, func(ctx context.Context) error {
