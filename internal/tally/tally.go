@@ -205,59 +205,50 @@ func (t *Tally) queueLocked(c *change) {
 	}
 }
 
-// postponeLocked returns those of the changes `cs` whose callers get their result `err`. The others
-// return to the queue after a delay, or as soon as the Session begins to close.
-func (t *Tally) postponeLocked(cs []*change, err error) []*change {
-	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) {
-		return cs
+// postponeLocked reports whether the caller of `c` does not get the result `err`: then `c` returns to
+// the queue after a delay, or as soon as the Session begins to close.
+func (t *Tally) postponeLocked(c *change, err error) bool {
+	again := c.owed || c.insist && session.OutcomeOf(err) == session.Answered
+	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) || !again {
+		return false
 	}
-	var owed, rest []*change
-	var wait time.Duration
-	for _, c := range cs {
-		if !c.owed && !(c.insist && session.OutcomeOf(err) == session.Answered) {
-			rest = append(rest, c)
-			continue
-		}
-		if c.tries++; c.tries == 1 {
-			tasks := -c.delta
-			t.m.Spawn(func() { // without mu: the log may call the WaitGroup
-				t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", tasks, "err", err)
-			})
-		}
-		owed = append(owed, c)
-		wait = max(wait, t.m.Config.Retry.Delay(c.tries))
+	c.tries++
+	pace := t.m.Config.Retry
+	pace.Jitter = 0 // changes that were refused together are tried again together
+	wait, first, tasks := pace.Delay(c.tries), c.tries == 1, -c.delta
+	leaving, stay := t.m.BeforeClose()
+	if session.IsClosed(leaving) {
+		leaving = nil // the attempt at the beginning of Close has failed, so wait for the whole delay
 	}
-	if len(owed) > 0 {
-		leaving, stay := t.m.BeforeClose()
-		if session.IsClosed(leaving) {
-			leaving = nil // the attempt at the beginning of Close has failed, so wait for the whole delay
+	t.m.Spawn(func() {
+		defer stay() // Close waits for the next attempt, within its usual limit
+		if first {   // without mu: the log may call the WaitGroup
+			t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", tasks, "err", err)
 		}
-		t.m.Spawn(func() {
-			defer stay()
-			select { // Close waits for the next attempt, within its usual limit
-			case <-time.After(wait):
-			case <-leaving:
-			case <-t.m.Over:
-				return
-			}
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			for _, c := range owed {
-				if leaving != nil && session.IsClosed(leaving) {
-					c.tries = 1 // little time is left, so begin with short delays again
-				}
-				t.queueLocked(c)
-			}
-		})
-	}
-	return rest
+		select {
+		case <-time.After(wait):
+		case <-leaving:
+		case <-t.m.Over:
+			return
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if leaving != nil && session.IsClosed(leaving) {
+			c.tries = 1 // little time is left, so begin with short delays again
+		}
+		t.queueLocked(c)
+	})
+	return true
 }
 
 // The method `finish` reports the result `err` to the callers of the changes `cs`.
 func (t *Tally) finish(cs []*change, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, c := range t.postponeLocked(cs, err) {
+	for _, c := range cs {
+		if t.postponeLocked(c, err) {
+			continue
+		}
 		switch c.err = err; {
 		case err != nil && !c.owed: // an owed change has no caller that ends its tasks later
 			t.unpayLocked(c)
