@@ -359,10 +359,6 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, primitive, op string
 
 // The method `write` creates the mark and leaves the line (step 4).
 func (o *Once) write(h *lock.Grant, data []byte) error {
-	if err := h.Err(); err != nil {
-		h.Release()
-		return err // h was lost while f ran, so no request was sent
-	}
 	inc := h.Claim.Incarnation
 	// The read after the transaction sets a watch on the data. A watch on the creation may still
 	// be set when that read is sent, but the creation of the mark fires that watch.

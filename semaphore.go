@@ -632,9 +632,6 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 			m.held = nil
 			close(m.freed)
 		}
-		if inc.Ctx.Err() != nil {
-			return nil, session.ErrEnded
-		}
 	}
 	inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost, so release the new permits
 	return nil, errUnsettled
