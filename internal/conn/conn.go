@@ -1,5 +1,5 @@
 // Package conn implements the network connections of a session. A session has one connection at a
-// time. The package dials, makes the handshake, orders the packets, sends pings, sets deadlines,
+// time. The package dials, makes the handshake, orders the packets, sends pings, leaves silent servers,
 // and records the watches on the server. Package session uses the connection, and chooses the next
 // server.
 package conn
@@ -118,9 +118,8 @@ var (
 //
 // If no other packet is waiting or unanswered, the goroutine that makes a request also writes it
 // (see `put`). All other packets are written by one goroutine, which runs the method `write`. Each
-// time, that goroutine writes all packets in the buffer together. Writes have no deadline of their
-// own: a server that does not read does not answer either, and the reading goroutine notices that
-// no reply comes.
+// time, that goroutine writes all packets in the buffer together. Reads and writes have no deadlines:
+// a timer closes the connection if no reply comes in time, and ends both.
 type Conn struct {
 	net.Conn        // the socket
 	Addr     string // of the server
@@ -129,10 +128,8 @@ type Conn struct {
 	head     [replyHeader]byte
 	body     []byte // of the last reply; only the reading goroutine uses it
 
-	limit     time.Duration // the total time to dial the server and to receive its reply to the handshake
-	hardLimit time.Time     // the time at which `limit` is over
 	id        int64         // of the session
-	timeout   time.Duration // of the session; it does not change after the handshake
+	timeout   time.Duration // of the session; set under mu, and does not change after the handshake
 	asked     time.Time     // the time at which the handshake was sent
 	trip      time.Duration // the time from `asked` to the reply
 	began     atomic.Bool   // the handshake is over, and the connection takes requests
@@ -146,14 +143,8 @@ type Conn struct {
 	busy  bool       // a goroutine is writing packets taken from `out`; guarded by wmu
 	more  chan struct{}
 
-	dmu  sync.Mutex
-	due  time.Time // the read deadline that is set; guarded by dmu
-	went time.Time // time of the last stride, in either direction; guarded by dmu
-
-	heard    time.Time // the time of the last reply, or zero; only the reading goroutine uses it
-	setAgain int       // number of replies to setWatches; only the reading goroutine uses it
-
-	useful bool // the server has executed a request; only the reading goroutine uses it
+	setAgain int  // number of replies to setWatches; only the reading goroutine uses it
+	useful   bool // the server has executed a request; only the reading goroutine uses it
 
 	mu    sync.Mutex         // guards the fields below; locked before the session's own locks
 	sent  map[int32]sentInfo // requests without a reply, by xid
@@ -162,6 +153,11 @@ type Conn struct {
 	over  bool               // all requests without a reply have failed, and the connection takes no more
 	since time.Time          // see owedLocked
 	timed bool               // a timer will call nudge
+	by    time.Time          // the time at which the handshake must be over; never changed
+	heard time.Time          // the time of the last reply
+	went  time.Time          // the time of the last stride, in either direction
+	timer *time.Timer        // calls `expire`; never changed
+	hung  bool               // `expire` has closed the connection
 }
 
 // A Request is an operation that the session sends and that has one reply.
@@ -199,20 +195,22 @@ func Harms(r Request) bool {
 	return false
 }
 
-// New returns a connection over c. The server must answer the handshake before `deadline`. The time
-// `limit` began with the dialing, and `deadline` is not later than the end of that time.
-func New(s *Shared, c net.Conn, addr string, limit time.Duration, deadline time.Time) *Conn {
-	return &Conn{
-		Conn:      c,
-		Addr:      addr,
-		s:         s,
-		r:         bufio.NewReaderSize(c, 8<<10),
-		limit:     limit,
-		hardLimit: deadline,
-		closed:    make(chan struct{}),
-		more:      make(chan struct{}, 1),
-		sent:      make(map[int32]sentInfo),
+// New returns a connection over c. The handshake must be over before `deadline`.
+func New(s *Shared, c net.Conn, addr string, deadline time.Time) *Conn {
+	l := &Conn{
+		Conn:   c,
+		Addr:   addr,
+		s:      s,
+		r:      bufio.NewReaderSize(c, 8<<10),
+		by:     deadline,
+		closed: make(chan struct{}),
+		more:   make(chan struct{}, 1),
+		sent:   make(map[int32]sentInfo),
 	}
+	l.mu.Lock() // `expire` must find the timer
+	defer l.mu.Unlock()
+	l.timer = time.AfterFunc(time.Until(deadline), l.expire)
+	return l
 }
 
 // Over is called when the connection has ended. Requests without a reply fail, except those whose
@@ -360,7 +358,7 @@ func (c *Conn) write() {
 
 // writeOut writes `p`, which the caller has taken from `out`.
 func (c *Conn) writeOut(p []byte) {
-	err := c.writeAll(p, c.moved)
+	err := c.writeAll(p)
 	if err != nil {
 		// The server may have received only a part of the packets, so the connection must end. Before that,
 		// the reader can read the server's last packets, which may give the reason.
@@ -376,34 +374,34 @@ func (c *Conn) writeOut(p []byte) {
 	}
 }
 
-// A long packet is sent or read in strides, and each stride extends the deadline by the time for a
-// reply. With a fixed deadline, a long packet would fail on a slow network, and fail again when it is
+// A long packet is sent or read in strides, and each stride gives the server the time for a reply
+// again. With a fixed limit, a long packet would fail on a slow network, and fail again when it is
 // repeated. A packet has about 64 strides at most, so a slow server can delay the replies to pings by
 // at most 32 session timeouts. A stride proves nothing about the session.
 const stride = 16 << 10
 
 func strideOf(n int) int { return max(stride, n/64) }
 
-// writeAll writes `p`. It calls the function `moved` after each stride except the last.
-func (c *Conn) writeAll(p []byte, moved func()) error {
+// writeAll writes `p`, in strides.
+func (c *Conn) writeAll(p []byte) error {
 	for step := strideOf(len(p)); len(p) > step; p = p[step:] {
 		if _, err := c.Conn.Write(p[:step]); err != nil {
 			return err
 		}
-		moved()
+		c.moved()
 	}
 	_, err := c.Conn.Write(p)
 	return err
 }
 
-// The method `moved` extends the deadlines after a stride of a long packet was sent or read.
+// The method `moved` is called after each stride of a long packet, except the last stride that is
+// written.
 func (c *Conn) moved() {
 	now := time.Now()
-	c.dmu.Lock()
+	c.mu.Lock()
 	c.went = now
-	c.dmu.Unlock()
+	c.mu.Unlock()
 	c.s.Moved(now)
-	c.deadline(now.Add(c.silence()))
 }
 
 // Read processes packets from the server until the connection ends.
@@ -442,7 +440,7 @@ func (c *Conn) ping() {
 //
 // Before ZooKeeper 3.8.1, a follower sometimes notices that a request is committed only when it
 // receives the next request (ZOOKEEPER-4537). If no other client sends one, that is this client's
-// next ping. The other pings keep their times, and the deadlines do not depend on an early ping.
+// next ping. The other pings keep their times, and `expire` takes no account of an early ping.
 const late = 100 * time.Millisecond
 
 // awaitLocked records a request that is about to be sent.
@@ -496,7 +494,6 @@ const replyHeader = 20
 // nextPacket reads and processes a packet. If it returns an error, this packet and all later ones
 // are dropped.
 func (c *Conn) nextPacket() error {
-	c.patience()
 	if _, err := io.ReadFull(c.r, c.head[:]); err != nil {
 		return err
 	}
@@ -506,13 +503,6 @@ func (c *Conn) nextPacket() error {
 	}
 	xid, code := int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))
 	now, n := time.Now(), int(size)-(replyHeader-4)
-	if xid != wire.XidEvent { // an event does not show that the server receives the client's packets
-		if c.heard = now; c.r.Buffered() < n {
-			// A packet that has begun to arrive gets a deadline of its own.
-			c.deadline(now.Add(c.silence()))
-			defer func() { c.heard = time.Now() }()
-		}
-	}
 	body, err := c.readBody(n, xid)
 	if err != nil {
 		return err
@@ -576,18 +566,19 @@ func (c *Conn) disowned() bool {
 
 // readBody reads the n bytes of the packet with this xid. The bytes are valid until the next
 // packet.
-//
-// Strides extend the deadline only for the reply that is due next, so a server that does not answer
-// a request cannot keep the connection open with other long packets.
 func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	body, step := c.body[:0], strideOf(n)
+	strides := c.r.Buffered() < n && xid != wire.XidEvent // an event does not show that the server receives the client's packets
+	if strides {
+		c.moved() // the first stride of a packet that has begun to arrive has the usual time
+	}
 	switch {
 	case n > wire.MaxAhead: // a server may announce any size, so allocate only as the bytes come
 		body = make([]byte, 0, keptBuffer)
 	case n > cap(body):
 		body = make([]byte, 0, n)
 	}
-	for expected := n > step && c.expects(xid); len(body) < n; {
+	for len(body) < n {
 		if len(body) == cap(body) {
 			body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
 		}
@@ -595,7 +586,7 @@ func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 		if _, err := io.ReadFull(c.r, more); err != nil {
 			return nil, err
 		}
-		if body = body[:len(body)+len(more)]; expected {
+		if body = body[:len(body)+len(more)]; strides {
 			c.moved()
 		}
 	}
@@ -603,13 +594,6 @@ func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 		c.body = body
 	}
 	return body, nil
-}
-
-// The method `expects` reports whether the next reply is due to the request with this xid.
-func (c *Conn) expects(xid int32) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.order) > 0 && c.order[0] == xid
 }
 
 func (c *Conn) event(body []byte) error {
@@ -628,6 +612,7 @@ func (c *Conn) event(body []byte) error {
 // argument `now` is the time at which the packet began to arrive.
 func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	c.mu.Lock()
+	c.heard = now
 	if xid == wire.XidPing {
 		var at lease.Stamp
 		if len(c.pings) > 0 {
@@ -747,37 +732,44 @@ func (c *Conn) RemoveWatch(key WatchKey) {
 // The connection is closed after the time `silence` without a reply.
 func (c *Conn) silence() time.Duration { return time.Duration(float64(c.timeout) * lease.Silence) }
 
-// The method `patience` sets the deadline for the next packet, by the last reply and the oldest
-// unanswered request. So while a request waits, neither events nor replies to pings extend it.
-func (c *Conn) patience() {
-	if c.heard.IsZero() {
-		c.heard = time.Now()
-	}
-	due := c.heard.Add(c.silence())
+// The timer calls the method `expire`, which closes the connection if the server was silent for too
+// long: since its last reply, or since the oldest unanswered request if that was sent earlier. So while
+// a request waits, neither events nor replies to pings count. No later packet makes the connection end
+// earlier, so only `expire` and Begin set the timer.
+func (c *Conn) expire() {
 	c.mu.Lock()
-	if len(c.order) > 0 {
-		if d := c.sent[c.order[0]].at.At.Add(c.silence()); d.Before(due) {
-			due = d
+	due := c.by
+	if c.began.Load() {
+		due = c.heard
+		if len(c.order) > 0 {
+			if at := c.sent[c.order[0]].at.At; at.Before(due) {
+				due = at
+			}
 		}
+		due = due.Add(c.silence())
 	}
-	c.mu.Unlock()
-	c.deadline(due)
-}
-
-// The method `deadline` sets the read deadline to `due`, or to the later deadline of the next stride.
-// If the present deadline is only a little earlier, the method does not change it: a change for every
-// packet would cost more than the packet.
-func (c *Conn) deadline(due time.Time) {
-	silence := c.silence()
-	c.dmu.Lock()
-	defer c.dmu.Unlock()
-	if next := c.went.Add(silence); due.Before(next) {
+	if next := c.went.Add(c.silence()); due.Before(next) {
 		due = next
 	}
-	if due.Before(c.due) || due.Sub(c.due) > silence/16 { // c.due is zero before the first deadline
-		c.due = due
-		c.Conn.SetReadDeadline(due)
+	wait := time.Until(due)
+	if c.hung = wait <= 0; !c.hung {
+		c.timer.Reset(wait)
 	}
+	c.mu.Unlock()
+	if wait <= 0 {
+		c.Close()
+	}
+}
+
+// Reason returns err, with which the connection has ended. If no reply came in time, the result also
+// says that.
+func (c *Conn) Reason(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hung {
+		return fmt.Errorf("no answer in time: %w", err)
+	}
+	return err
 }
 
 // Close closes the socket. Any goroutine may call Close, any number of times. Close does not send a
@@ -788,6 +780,7 @@ func (c *Conn) deadline(due time.Time) {
 func (c *Conn) Close() {
 	c.closeOnce.Do(func() {
 		close(c.closed)
+		c.timer.Stop()
 		socket := c.Conn
 		if t, ok := socket.(*tls.Conn); ok {
 			socket = t.NetConn()

@@ -66,8 +66,9 @@ func openGated(t *testing.T) (c *gated, l *Conn, send func()) {
 		Served:   func() {},
 	}
 	c = &gated{gate: make(chan struct{}, 10)}
-	l = New(s, c, "x:1", time.Minute, time.Now().Add(time.Minute))
+	l = New(s, c, "x:1", time.Now().Add(time.Minute))
 	l.timeout = time.Hour
+	l.timer.Stop() // the server may be silent for as long as a test likes
 	l.began.Store(true)
 	go l.write()
 	t.Cleanup(func() {
@@ -245,7 +246,7 @@ func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
 func TestAReplyOfTheGreatestSizeIsReadAndALongerOneIsNot(t *testing.T) {
 	for size, want := range map[uint32]error{wire.MaxReply: io.EOF, wire.MaxReply + 1: ErrProtocol} {
 		client, srv := net.Pipe()
-		l := New(&Shared{}, client, "x:1", time.Minute, time.Now())
+		l := New(&Shared{Moved: func(time.Time) {}}, client, "x:1", time.Now().Add(time.Minute))
 		l.timeout = time.Hour
 		go func() {
 			srv.Write(append(binary.BigEndian.AppendUint32(nil, size), make([]byte, replyHeader-4)...))
@@ -283,7 +284,7 @@ func TestAMachineSendsNothingAfterACloseButTheEndOfASession(t *testing.T) {
 			server, err := l.Accept()
 			harness.Must(t, err)
 			defer server.Close()
-			c := New(&Shared{}, socket, "x:1", time.Minute, time.Now().Add(time.Minute))
+			c := New(&Shared{}, socket, "x:1", time.Now().Add(time.Minute))
 			harness.Must(t, socket.(*net.TCPConn).SetWriteBuffer(64<<10)) // a fixed size, which the system does not increase
 			harness.Must(t, server.(*net.TCPConn).SetReadBuffer(64<<10))
 			socket.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
@@ -25,7 +24,7 @@ func Dial(ctx context.Context, s *Shared, addr string, limit time.Duration) (*Co
 	if err != nil {
 		return nil, err
 	}
-	return New(s, socket, addr, limit, deadline), nil
+	return New(s, socket, addr, deadline), nil
 }
 
 func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
@@ -143,39 +142,8 @@ func (s *Shared) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 	})
 	select {
 	case r := <-done:
-		if r.err == nil && r.c.SetReadDeadline(time.Time{}) != nil {
-			r.c = &timedConn{Conn: r.c}
-		}
 		return r.c, r.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-}
-
-// A timedConn adds deadlines to a connection without deadlines, such as an SSH channel. It closes
-// the connection at the deadline.
-type timedConn struct {
-	net.Conn
-	mu    sync.Mutex
-	timer *time.Timer // guarded by mu
-}
-
-func (c *timedConn) SetDeadline(at time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timer != nil {
-		c.timer.Stop()
-		c.timer = nil
-	}
-	if !at.IsZero() {
-		c.timer = time.AfterFunc(time.Until(at), func() { c.Conn.Close() })
-	}
-	return nil
-}
-
-func (c *timedConn) SetReadDeadline(at time.Time) error { return c.SetDeadline(at) }
-
-func (c *timedConn) Close() error {
-	c.SetDeadline(time.Time{})
-	return c.Conn.Close()
 }

@@ -47,7 +47,6 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 
 // The method `hello` sends `out`, which begins with a handshake, and reads the reply to the handshake.
 func (c *Conn) hello(out []byte) (got Hello, err error) {
-	c.Conn.SetDeadline(c.hardLimit)
 	if _, err := c.Conn.Write(out); err != nil {
 		return got, err
 	}
@@ -90,7 +89,9 @@ func (c *Conn) EndSession() {
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	c.mu.Lock()
 	c.id, c.timeout = id, timeout
+	c.mu.Unlock()
 	var out []byte
 	if c.s.SASL != nil {
 		out = authPackets(c.s.Auths)
@@ -107,8 +108,7 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 		out = append(out, c.catchUpPacket()...)
 	}
 	if len(out) > 0 {
-		err := c.writeAll(out, func() { c.Conn.SetDeadline(time.Now().Add(c.limit)) })
-		if err != nil {
+		if err := c.writeAll(out); err != nil {
 			return err
 		}
 	}
@@ -118,11 +118,11 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	if err := c.resendRest(portions[atOnce:]); err != nil {
 		return err
 	}
-	c.Conn.SetDeadline(time.Time{})
-	c.dmu.Lock()
-	c.due = time.Time{}
-	c.dmu.Unlock()
+	c.mu.Lock()
+	c.heard = time.Now()
 	c.began.Store(true)
+	c.timer.Reset(c.silence()) // the time for the handshake may end later
+	c.mu.Unlock()
 	c.s.Spawn(c.write)
 	return nil
 }
@@ -147,7 +147,6 @@ func (c *Conn) resendRest(portions [][]byte) error {
 		if i == len(portions)-1 {
 			p = append(p, c.catchUpPacket()...)
 		}
-		c.Conn.SetDeadline(time.Now().Add(c.silence()))
 		if _, err := c.Conn.Write(p); err != nil {
 			return err
 		}

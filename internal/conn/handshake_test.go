@@ -40,7 +40,7 @@ func TestAHandshakeThatIsNoneSaysWhatTheServerSpeaks(t *testing.T) {
 				io.WriteString(server, c.answer)
 			}()
 			defer client.Close()
-			l := New(&Shared{Requests: new(atomic.Int64)}, client, "a", time.Minute, time.Now().Add(time.Minute))
+			l := New(&Shared{Requests: new(atomic.Int64)}, client, "a", time.Now().Add(time.Minute))
 			_, err := l.Connect(Hello{Timeout: time.Second}, time.Now())
 			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%q: %v, want %q", c.answer, err, c.want)
@@ -66,7 +66,7 @@ type socket struct {
 
 func (s socket) Read(p []byte) (int, error)  { return s.server.Read(p) }
 func (s socket) Write(p []byte) (int, error) { return s.server.Write(p) }
-func (s socket) SetDeadline(time.Time) error { return nil }
+func (s socket) Close() error                { return nil }
 
 func answers(packets ...[]byte) server {
 	var all []byte
@@ -114,7 +114,7 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 		if c.sasl {
 			s.SASL, s.Spawn = sasl.NewClient(&mechanism{}), func(f func()) { go f() }
 		}
-		if err := New(s, socket{server: c.s}, "a", time.Minute, time.Now().Add(time.Minute)).End(t.Context(), Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
+		if err := New(s, socket{server: c.s}, "a", time.Now().Add(time.Minute)).End(t.Context(), Hello{ID: id, Timeout: 10 * time.Second}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
@@ -146,7 +146,7 @@ func TestAMechanismGetsOnlyWhatTheServerAnswersToItsToken(t *testing.T) {
 	} {
 		m := &mechanism{}
 		s := &Shared{Requests: new(atomic.Int64), SASL: sasl.NewClient(m), Spawn: func(f func()) { go f() }}
-		err := New(s, socket{server: answers(c.answer)}, "a", time.Minute, time.Now().Add(time.Minute)).Authenticate(t.Context(), 1)
+		err := New(s, socket{server: answers(c.answer)}, "a", time.Now().Add(time.Minute)).Authenticate(t.Context(), 1)
 		if !errors.Is(err, c.want) || (len(m.got) == 1) != (err == nil) {
 			t.Errorf("%s: %v, want %v; the mechanism got %q", name, err, c.want, m.got)
 		}

@@ -26,7 +26,7 @@ func (c *Conn) Authenticate(ctx context.Context, id int64) error {
 	if s.SASL == nil || id == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithDeadline(ctx, c.hardLimit)
+	ctx, cancel := context.WithDeadline(ctx, c.by)
 	defer cancel()
 	return s.SASL.Authenticate(ctx, s.Spawn, c.Addr, func(token []byte) ([]byte, error) {
 		xid := s.NextXid()

@@ -116,7 +116,7 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 			inc.LeaseMu.Unlock()
 			inc.looked.Store(&stopped)
 			expired := scripted{r: bytes.NewReader(frame(make([]byte, 20))), piece: 20}
-			wantErr(t, inc.handshake(conn.New(&inc.conns, expired, "x:1", time.Minute, time.Now().Add(time.Minute))), zk.ErrSessionExpired)
+			wantErr(t, inc.handshake(conn.New(&inc.conns, expired, "x:1", time.Now().Add(time.Minute))), zk.ErrSessionExpired)
 			mu.Lock()
 			defer mu.Unlock()
 			if why != LossPaused || !since.Before(time.Now().Add(-testTimeout)) {

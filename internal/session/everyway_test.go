@@ -25,6 +25,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -163,6 +164,9 @@ func (c *lateSocket) Write(p []byte) (int, error) {
 }
 
 func (c *lateSocket) Read(p []byte) (n int, err error) {
+	// The model decides whether a server was silent for too long.
+	timer := reflect.ValueOf(c.s.inc.newestConn()).Elem().FieldByName("timer")
+	(*time.Timer)(timer.UnsafePointer()).Stop()
 	for len(c.in) == 0 {
 		synctest.Wait()
 		c.s.take()
@@ -189,9 +193,6 @@ func (c *lateSocket) Close() error {
 	s.queue = slices.DeleteFunc(s.queue, moot)
 	return nil
 }
-
-func (c *lateSocket) SetDeadline(time.Time) error     { return nil }
-func (c *lateSocket) SetReadDeadline(time.Time) error { return nil }
 
 // take lets the servers take what the client has written.
 func (s *travels) take() {

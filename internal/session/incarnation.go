@@ -138,6 +138,7 @@ func (inc *Incarnation) serve() {
 		}
 		if c != nil {
 			inc.conclude(c, err)
+			err = c.Reason(err)
 			c.Close()
 			inc.disconnected(err)
 			inc.trail.leave(addr, c.Over())

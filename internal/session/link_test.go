@@ -210,16 +210,13 @@ func (c scripted) Read(p []byte) (int, error)  { return c.r.Read(p[:min(len(p), 
 func (c scripted) Write(p []byte) (int, error) { return len(p), nil }
 func (c scripted) Close() error                { return nil }
 
-func (c scripted) SetDeadline(time.Time) error     { return nil }
-func (c scripted) SetReadDeadline(time.Time) error { return nil }
-
 // openScripted returns an open connection of a new session that reads in, in pieces, after the
 // server's answer to the handshake.
 func openScripted(t *testing.T, in []byte, piece int) (*Incarnation, *conn.Conn) {
 	inc := newIncarnation(&Manager{Config: Config{Timeout: time.Hour}, Hosts: []string{"x:1", "y:1"}, Closing: ClosedChan})
 	hello := wire.Connect(0, time.Hour, 1, make([]byte, 16)) // an answer, but for what comes before the timeout
 	answer := frame(append(wire.AppendInt32(nil, 0), hello[4+4+8:]...))
-	c := conn.New(&inc.conns, scripted{r: bytes.NewReader(append(answer, in...)), piece: piece}, "x:1", time.Minute, time.Now().Add(time.Minute))
+	c := conn.New(&inc.conns, scripted{r: bytes.NewReader(append(answer, in...)), piece: piece}, "x:1", time.Now().Add(time.Minute))
 	must(t, inc.handshake(c))
 	return inc, c
 }

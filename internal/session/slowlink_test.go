@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,68 +12,31 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// A narrow connection takes its time for each byte, both ways. While more is false the time of what
-// comes is not over.
+// A narrow connection takes its time for each byte, both ways.
 type narrow struct {
 	net.Conn
 	up, down int // bytes a second; 0 is without a limit
-
-	mu          sync.Mutex
-	read, write time.Time // deadlines; guarded by mu
 }
 
-func (c *narrow) SetDeadline(at time.Time) error {
-	c.SetReadDeadline(at)
-	return c.SetWriteDeadline(at)
-}
-
-func (c *narrow) SetReadDeadline(at time.Time) error {
-	c.mu.Lock()
-	c.read = at
-	c.mu.Unlock()
-	return c.Conn.SetReadDeadline(at)
-}
-
-func (c *narrow) SetWriteDeadline(at time.Time) error {
-	c.mu.Lock()
-	c.write = at
-	c.mu.Unlock()
-	return c.Conn.SetWriteDeadline(at)
-}
-
-// pass takes the time of n bytes, or until the deadline, which may move meanwhile.
-func (c *narrow) pass(n, rate int, deadline *time.Time) error {
-	if rate == 0 {
-		return nil
+// pass takes the time of n bytes.
+func pass(n, rate int) {
+	if rate > 0 {
+		time.Sleep(time.Duration(n) * time.Second / time.Duration(rate))
 	}
-	for end := time.Now().Add(time.Duration(n) * time.Second / time.Duration(rate)); time.Now().Before(end); {
-		time.Sleep(min(time.Until(end), 10*time.Millisecond))
-		c.mu.Lock()
-		late := !deadline.IsZero() && !time.Now().Before(*deadline)
-		c.mu.Unlock()
-		if late {
-			return os.ErrDeadlineExceeded
-		}
-	}
-	return nil
 }
 
 func (c *narrow) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p[:min(len(p), 1<<10)])
-	if err == nil {
-		err = c.pass(n, c.down, &c.read)
-	}
+	pass(n, c.down)
 	return n, err
 }
 
 func (c *narrow) Write(p []byte) (n int, err error) {
 	for len(p) > 0 && err == nil {
 		part := p[:min(len(p), 1<<10)]
-		if err = c.pass(len(part), c.up, &c.write); err == nil {
-			_, err = c.Conn.Write(part)
-			n += len(part)
-		}
-		p = p[len(part):]
+		pass(len(part), c.up)
+		_, err = c.Conn.Write(part)
+		n, p = n+len(part), p[len(part):]
 	}
 	return n, err
 }
