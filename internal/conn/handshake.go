@@ -86,6 +86,11 @@ func (c *Conn) EndSession() {
 // Begin completes the handshake of the session `id`, which has this timeout. Begin sends the
 // packets that come ahead of all requests, in this order: the credentials (only with SASL), a write
 // that confirms the session, the watches, and a sync.
+//
+// The watches are sent in portions. Each portion after the first follows the reply to the portion before
+// it. Each reply may take the usual time, so the handshake succeeds over a slow link. All requests,
+// inquiries included, wait for it. So while the session has holds, each portion follows a write that
+// confirms the session.
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -96,27 +101,34 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	if c.s.SASL != nil {
 		out = authPackets(c.s.Auths)
 	}
-	if continued && c.s.Confirm() {
-		out = append(out, c.confirmPacket()...)
-	}
 	portions := c.s.Watches.resend(c.s.replied.Load(), c.more) // as in the handshake: no request has been answered since
-	atOnce := min(len(portions), portionsAhead)
-	for _, p := range portions[:atOnce] {
-		out = append(out, p...)
-	}
-	if continued && atOnce == len(portions) {
-		out = append(out, c.catchUpPacket()...)
-	}
-	if len(out) > 0 {
-		if err := c.writeAll(out); err != nil {
-			return err
+	for i := 0; i == 0 || i < len(portions); i++ {
+		if continued && c.s.Confirm() {
+			out = append(out, c.confirmPacket()...)
 		}
-	}
-	if err := c.authenticated(len(c.s.Auths)); err != nil {
-		return err
-	}
-	if err := c.resendRest(portions[atOnce:]); err != nil {
-		return err
+		if i < len(portions) {
+			out = append(out, portions[i]...)
+		}
+		last := i >= len(portions)-1
+		if continued && last {
+			out = append(out, c.catchUpPacket()...)
+		}
+		if len(out) > 0 {
+			if err := c.writeAll(out); err != nil {
+				return err
+			}
+		}
+		if i == 0 {
+			if err := c.authenticated(len(c.s.Auths)); err != nil {
+				return err
+			}
+		}
+		for !last && c.setAgain <= i {
+			if err := c.nextPacket(); err != nil {
+				return err
+			}
+		}
+		out = nil
 	}
 	c.mu.Lock()
 	c.heard = time.Now()
@@ -124,33 +136,6 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.timer.Reset(c.silence()) // the time for the handshake may end later
 	c.mu.Unlock()
 	c.s.Spawn(c.write)
-	return nil
-}
-
-// portionsAhead is the number of portions of watches that are sent before the first reply.
-const portionsAhead = 4
-
-// resendRest sets the remaining watches again. It sends the next portion after each reply, and each
-// reply may take the usual time, so the handshake succeeds over a slow link. All requests, inquiries
-// included, wait for it. So while the session has holds, each portion is sent with a write that
-// confirms the session.
-func (c *Conn) resendRest(portions [][]byte) error {
-	for i, p := range portions {
-		for c.setAgain <= i {
-			if err := c.nextPacket(); err != nil {
-				return err
-			}
-		}
-		if c.s.Confirm() {
-			p = append(c.confirmPacket(), p...)
-		}
-		if i == len(portions)-1 {
-			p = append(p, c.catchUpPacket()...)
-		}
-		if _, err := c.Conn.Write(p); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 

@@ -103,7 +103,7 @@ func TestALongRequestGoesOverASlowLinkThoughItTakesLongerThanAnAnswerMay(t *test
 	})
 }
 
-// Few portions of watches are sent before one of them is answered. What is held meanwhile stays certain.
+// A portion of watches is sent when the one before is answered. What is held meanwhile stays certain.
 func TestWatchesAreSetAgainOverASlowLinkThoughItTakesLongerThanTheTimeout(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		t.Run(fmt.Sprintf("held %v", held), func(t *testing.T) {

@@ -243,7 +243,7 @@ func TestCase09EveryChangeWhileDisconnectedFiresItsWatchThoughTheServerRefusesAP
 			s := open(t, srv)
 			inc, other, id := live(t, s), live(t, open(t, srv)), s.ID()
 			var watches []*conn.Watch
-			for i := range 100 {
+			for i := range 500 {
 				w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
 				must(t, second(inc.Exists(t.Context(), w.Key.Path)))
 				watches = append(watches, w)
@@ -274,7 +274,7 @@ func TestCase09EveryChangeWhileDisconnectedFiresItsWatchThoughTheServerRefusesAP
 // However many packets set the watches again: a sync follows the last of them, ahead of every request. So no read over
 // the new connection is older than an event over the connection before.
 func TestASyncFollowsAllWatchesThatAreSetAgain(t *testing.T) {
-	for _, watches := range []int{10, 60, 70, 100} {
+	for _, watches := range []int{40, 240, 280, 400} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
 			inc, id := live(t, s), s.ID()
@@ -296,7 +296,7 @@ func TestASyncFollowsAllWatchesThatAreSetAgain(t *testing.T) {
 			must(t, second(inc.Exists(t.Context(), "/y")))
 			mu.Lock()
 			defer mu.Unlock()
-			packets := (watches + 15) / 16 // each has up to 16 KiB
+			packets := (watches + 64) / 65 // each has up to 64 KiB
 			want := append(slices.Repeat([]zktest.Op{zktest.OpSetWatches}, packets), zktest.OpSync, zktest.OpExists)
 			if !slices.Equal(got, want) {
 				t.Errorf("%d watches: %v, want %v", watches, got, want)

@@ -49,7 +49,7 @@ const (
 	MaxHandshake         = 4096
 	MaxReply             = 256 << 20 // enough for a listing of millions of znodes
 	MaxAhead             = 1 << 20   // the largest buffer that is allocated before the bytes arrive
-	SetWatchesPortion    = 16 << 10
+	SetWatchesPortion    = 64 << 10
 )
 
 // AppendHeader appends the header of a request. [EndPacket] fills in the length.
