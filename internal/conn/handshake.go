@@ -3,10 +3,11 @@ package conn
 // This file has the handshake: Connect, Authenticate, and then Begin. The reading goroutine calls
 // all three before it reads other packets. During the handshake, no other goroutine uses the
 // connection. Before Begin, package session decides whether the reply to Connect continues the
-// session.
+// session. Instead of all three, End ends a session.
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -40,13 +41,6 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if c.s.SASL == nil { // with SASL, Begin sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
 	}
-	got, err = c.hello(out)
-	c.trip = time.Since(asked)
-	return got, err
-}
-
-// The method `hello` sends `out`, which begins with a handshake, and reads the reply to the handshake.
-func (c *Conn) hello(out []byte) (got Hello, err error) {
 	if _, err := c.Conn.Write(out); err != nil {
 		return got, err
 	}
@@ -74,13 +68,49 @@ func (c *Conn) hello(out []byte) (got Hello, err error) {
 		return got, fmt.Errorf("%w: session of %v", ErrHandshake, got.Timeout)
 	}
 	got.Password = bytes.Clone(body[20 : 20+length])
+	c.trip = time.Since(asked)
 	return got, nil
 }
 
-// EndSession asks the server to end the session of this handshake. Call it instead of Begin.
-func (c *Conn) EndSession() {
+// EndSession asks the server to end the session of this handshake, and returns the xid of the request.
+// Call it instead of Begin.
+func (c *Conn) EndSession() (xid int32) {
 	c.ends.Store(true)
-	c.Conn.Write(wire.AppendHeader(nil, c.s.NextXid(), wire.OpCloseSession))
+	var out []byte
+	if c.s.SASL != nil {
+		out = authPackets(c.s.Auths) // a server may demand credentials even for closeSession
+	}
+	xid = c.s.NextXid()
+	c.Conn.Write(append(out, wire.AppendHeader(nil, xid, wire.OpCloseSession)...))
+	return xid
+}
+
+// End ends an abandoned session over a connection of its own, which is used for nothing else. It
+// returns nil if the session has ended, now or earlier. A server that renews the session by the
+// handshake also ends it by the request. If the connection breaks between the two, the session lives
+// for one more timeout, unless another attempt ends it.
+func (c *Conn) End(ctx context.Context, ask Hello) error {
+	got, err := c.Connect(ask, time.Now())
+	if err != nil || got.ID == 0 { // 0: the session has expired
+		return err
+	}
+	if err := c.Authenticate(ctx, got.ID); err != nil {
+		return err
+	}
+	last := c.EndSession()
+	if got.ID != ask.ID { // the request ends this other session
+		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got.ID))
+	}
+	for { // the replies to the credentials, and to the request to end the session
+		switch xid, code, _, err := readReply(c.r, wire.MaxHandshake); {
+		case err != nil:
+			return err
+		case code != 0 && code != wire.CodeSessionExpired:
+			return wire.Error(code)
+		case xid == last:
+			return nil
+		}
+	}
 }
 
 // Begin completes the handshake of the session `id`, which has this timeout. Begin sends the

@@ -105,10 +105,10 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 		"no answer":                        {s: answers(welcome(id)), want: io.EOF},
 		"the server opens another":         {s: answers(welcome(8)), want: ErrHandshake},
 		"the reply to the hello is short":  {s: answers([]byte("short")), want: ErrHandshake},
-		"SASL, ended":                      {s: answers(welcome(id), reply(first+1, 0), reply(first, 0)), sasl: true},
-		"SASL, the token is refused":       {s: answers(welcome(id), reply(first+1, authFailed)), want: zk.ErrAuthFailed, sasl: true},
-		"SASL, the request is refused":     {s: answers(welcome(id), reply(first+1, 0), reply(first, noAuth)), want: zk.ErrNoAuth, sasl: true},
-		"SASL, no answer after the tokens": {s: answers(welcome(id), reply(first+1, 0)), want: io.EOF, sasl: true},
+		"SASL, ended":                      {s: answers(welcome(id), reply(first, 0), reply(first+1, 0)), sasl: true},
+		"SASL, the token is refused":       {s: answers(welcome(id), reply(first, authFailed)), want: zk.ErrAuthFailed, sasl: true},
+		"SASL, the request is refused":     {s: answers(welcome(id), reply(first, 0), reply(first+1, noAuth)), want: zk.ErrNoAuth, sasl: true},
+		"SASL, no answer after the tokens": {s: answers(welcome(id), reply(first, 0)), want: io.EOF, sasl: true},
 	} {
 		s := &Shared{Requests: new(atomic.Int64)}
 		if c.sasl {
