@@ -165,7 +165,8 @@ type Request interface {
 	// Encode appends the body, which follows the header.
 	Encode(p []byte) []byte
 	Op() int32
-	Path() string // the path of a read
+	Path() string      // the path of a read
+	Deletes() []string // the paths of the znodes that the request deletes
 	// Moot reports whether a late execution of the request would do no harm, although it is a write.
 	Moot() bool
 	// Reply decodes the reply and returns its code, which is one code even for a transaction. If the
@@ -182,8 +183,6 @@ type sentInfo struct {
 	op    int32
 	flags bool    // it is a read with the watch flag
 	r     Request // nil if the connection made the request itself
-
-	deletes []string // the paths that the request deletes, if there is a trace
 }
 
 // Harms reports whether a late execution of r would do harm.
@@ -296,9 +295,6 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 			c.out = append(c.out, flag)
 		}
 		wire.EndPacket(c.out[start:])
-		if c.s.Deleted != nil {
-			info.deletes = wire.Deletes(info.op, c.out[start+12:])
-		}
 		c.awaitLocked(xid, info)
 	}
 	c.s.Requests.Add(int64(len(rs)))
@@ -657,7 +653,9 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		return err
 	}
 	c.s.Answered(info.at, lease.ProofOf(info.op, whole), now)
-	c.deleted(info, whole)
+	if c.s.Deleted != nil {
+		c.deleted(info, whole)
+	}
 	info.r.Finish()
 	return nil
 }
@@ -700,7 +698,7 @@ func (c *Conn) deleted(info sentInfo, code int32) {
 	default:
 		return
 	}
-	for _, path := range info.deletes {
+	for _, path := range info.r.Deletes() {
 		c.s.Deleted(path, zxid)
 	}
 }

@@ -30,6 +30,7 @@ func (read) Encode(p []byte) []byte                   { return wire.AppendString
 func (read) Path() string                             { return "/x" }
 func (read) Op() int32                                { return wire.OpGetData }
 func (read) Moot() bool                               { return false }
+func (read) Deletes() []string                        { return nil }
 func (read) Reply(code int32, _ []byte) (int32, bool) { return code, true }
 func (read) Finish()                                  {}
 func (read) Fail(error)                               {}

@@ -95,7 +95,7 @@ func whoAmICall() call[[]zk.ACL] {
 
 func multiCall(ops []any) call[[]zk.MultiResponse] {
 	return call[[]zk.MultiResponse]{
-		op:   wire.OpMulti,
+		op: wire.OpMulti, ops: ops,
 		body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
 		judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
 			rs, code := s.Results(len(ops), wire.Error)

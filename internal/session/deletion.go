@@ -82,7 +82,7 @@ func (d *Deletion) request() *pending[struct{}] {
 			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		}
 		multi := multiCall(ops)
-		c = call[struct{}]{op: multi.op, body: multi.body, judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
+		c = call[struct{}]{op: multi.op, ops: ops, body: multi.body, judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
 			_, code, err = multi.judge(s)
 			return none, code, err
 		}}

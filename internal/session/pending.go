@@ -6,6 +6,8 @@ package session
 import (
 	"sync"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -15,6 +17,7 @@ type call[T any] struct {
 	path string                  // "" if the request is not about one znode
 	moot bool                    // it does no harm, no matter when the server executes it: it changes nothing, or it only deletes znodes with unique names, and is repeated until they are deleted
 	body func(p []byte) []byte   // appends the part after the path; nil: there is none
+	ops  []any                   // of a transaction that can delete znodes
 	take func(s *wire.Scanner) T // decodes a reply that has no error code; nil: such a reply is empty
 
 	refused func(code int32) // called with the code of a refusal; nil: no function is called
@@ -62,6 +65,18 @@ func newPending[T any](c call[T]) *pending[T] {
 func (p *pending[T]) Op() int32    { return p.call.op }
 func (p *pending[T]) Path() string { return p.call.path }
 func (p *pending[T]) Moot() bool   { return p.call.moot }
+
+func (p *pending[T]) Deletes() (paths []string) {
+	if p.call.op == wire.OpDelete {
+		return []string{p.call.path}
+	}
+	for _, op := range p.call.ops {
+		if op, ok := op.(*zk.DeleteRequest); ok {
+			paths = append(paths, op.Path)
+		}
+	}
+	return paths
+}
 
 func (p *pending[T]) Encode(b []byte) []byte {
 	if p.call.path != "" {

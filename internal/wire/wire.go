@@ -111,8 +111,8 @@ func (s *Scanner) Int32() int32 {
 // Buffer takes a string or a buffer. A length of -1 counts as 0.
 func (s *Scanner) Buffer() []byte { return s.Take(max(0, int(s.Int32()))) }
 
-// Next takes a header: that of the next operation in the request of a multi, or of the next result
-// in the reply. After the last operation or result, `more` is false.
+// Next takes the header of the next result in the reply to a multi. After the last result, `more` is
+// false.
 func (s *Scanner) Next() (op int32, more bool) {
 	op = s.Int32()
 	done := s.Take(1)
@@ -122,37 +122,6 @@ func (s *Scanner) Next() (op int32, more bool) {
 
 // StatSize is the size of a Stat on the wire.
 const StatSize = 68
-
-// Deletes returns the paths of the znodes that a request deletes. The type of the request is `op`,
-// and p is the request without its header.
-func Deletes(op int32, p []byte) (paths []string) {
-	s := Scanner{Rest: p}
-	if op == OpDelete {
-		return []string{string(s.Buffer())}
-	}
-	for op == OpMulti {
-		each, more := s.Next()
-		if !more {
-			break
-		}
-		path := s.Buffer()
-		switch each {
-		case OpCreate:
-			s.Buffer() // data
-			for acls := s.Int32(); acls > 0 && !s.Bad; acls-- {
-				s.Int32()
-				s.Buffer()
-				s.Buffer()
-			}
-		case OpSetData:
-			s.Buffer()
-		case OpDelete:
-			paths = append(paths, string(path))
-		}
-		s.Int32() // flags, or version
-	}
-	return paths
-}
 
 // ParseStat reads a Stat of StatSize bytes.
 func ParseStat(p []byte) *zk.Stat {
