@@ -40,8 +40,7 @@ type Shared struct {
 	Nobody   string        // a path at which no znode exists
 
 	Sending  func() lease.Stamp                                // called when a packet gets its place in the order
-	Answered func(s lease.Stamp, p lease.Proof, now time.Time) // called for each reply, before the request receives it
-	Moved    func(now time.Time)                               // called after each stride of a long packet; see stride
+	Answered func(s lease.Stamp, p lease.Proof, now time.Time) // called for each reply, before the request receives it, and for each stride: see stride
 	Confirm  func() bool                                       // reports whether a write must come before all requests, to confirm the session
 	Served   func()                                            // called after the first reply to a request over a connection
 	CaughtUp func(addr string)                                 // called when a server that continues the session has answered the first sync
@@ -397,7 +396,7 @@ func (c *Conn) moved() {
 	c.mu.Lock()
 	c.went = now
 	c.mu.Unlock()
-	c.s.Moved(now)
+	c.s.Answered(lease.Stamp{At: now}, lease.Nothing, now)
 }
 
 // Read processes packets from the server until the connection ends.

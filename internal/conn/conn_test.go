@@ -247,7 +247,7 @@ func TestWhoWritesHisOwnRequestWritesNobodyElses(t *testing.T) {
 func TestAReplyOfTheGreatestSizeIsReadAndALongerOneIsNot(t *testing.T) {
 	for size, want := range map[uint32]error{wire.MaxReply: io.EOF, wire.MaxReply + 1: ErrProtocol} {
 		client, srv := net.Pipe()
-		l := New(&Shared{Moved: func(time.Time) {}}, client, "x:1", time.Now().Add(time.Minute))
+		l := New(&Shared{Answered: func(lease.Stamp, lease.Proof, time.Time) {}}, client, "x:1", time.Now().Add(time.Minute))
 		l.timeout = time.Hour
 		go func() {
 			srv.Write(append(binary.BigEndian.AppendUint32(nil, size), make([]byte, replyHeader-4)...))

@@ -26,12 +26,11 @@ import (
 // A Lease is not safe for concurrent use.
 type Lease struct {
 	Sure  *Instant // the latest t that is confirmed; nil if there is none
-	Heard Instant  // sending time of the newest answered packet; zero before the first reply
+	Heard Instant  // sending time of the newest answered packet, or of a later part of a long packet; zero before the first reply
 
 	timeout time.Duration // of the session
 	events  int64         // counts the packets sent and the replies; orders packets with equal times
 	conn    int64         // the value that `events` had when the present connection began
-	moved   Instant       // time at which the latest part of a long packet was sent or read
 
 	// tried is the sending time of an unanswered handshake, or nil if there is none. If the leader
 	// has received the handshake, the leader may use a timeout as short as `least`.
@@ -62,7 +61,7 @@ type contact struct {
 type Proof int
 
 const (
-	Nothing Proof = iota // a refusal that any server may make
+	Nothing Proof = iota // a refusal that any server may make, or a part of a long packet
 	Server               // the client's server has had contact with the session
 	Leader               // the request has reached a server that the client's server took for the leader
 	Quorum               // a leader has committed the request with a quorum
@@ -121,16 +120,8 @@ func (v *Lease) Left(now time.Time, holds bool) time.Duration {
 	case v.Heard.Mono.IsZero():
 		return timeout // nothing is held yet
 	}
-	idle := v.Heard.Since(now)
-	if !v.moved.Mono.IsZero() {
-		idle = min(idle, v.moved.Since(now)) // no reply can arrive during a long packet
-	}
-	return time.Duration(float64(timeout)*patience) - idle
+	return time.Duration(float64(timeout)*patience) - v.Heard.Since(now)
 }
-
-// Moved is called after a part of a long packet was sent or read. The call makes the result of Left
-// longer, for a session without holds. It confirms nothing.
-func (v *Lease) Moved(now time.Time) { v.moved = At(now) }
 
 // Trying must be called before the client sends a handshake that continues the session. The server
 // may grant a timeout as short as `least`. If several handshakes are unanswered, the lease keeps
@@ -252,7 +243,8 @@ func (v *Lease) confirm(t time.Time) {
 	}
 }
 
-// The method `heard` records the sending time of an answered packet.
+// The method `heard` records the sending time of an answered packet. A part of a long packet counts,
+// too, because no reply can arrive during the packet.
 func (v *Lease) heard(at time.Time) {
 	if at.After(v.Heard.Mono) {
 		v.Heard = At(at)

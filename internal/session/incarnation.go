@@ -102,7 +102,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Watches = conn.NewWatches()
 	inc.conns = conn.Shared{
 		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Dialer: m.Config.Dialer, TLS: m.Config.TLS, Requests: &m.Requests,
-		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Moved: inc.moved, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
+		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
 	}
 	if m.Trace != nil {
 		inc.conns.Deleted = m.Trace.Gone
@@ -281,12 +281,6 @@ func (inc *Incarnation) sending() lease.Stamp {
 	return inc.Lease.Sending(time.Now())
 }
 
-func (inc *Incarnation) moved(now time.Time) {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	inc.Lease.Moved(now)
-}
-
 // The method `confirm` reports whether a connection must begin with a write that confirms the
 // session. The write is necessary if the session has holds.
 func (inc *Incarnation) confirm() bool {
@@ -298,7 +292,8 @@ func (inc *Incarnation) confirm() bool {
 	return inc.stakes > 0
 }
 
-// The method `contact` is called when a request was answered at the time `now`, with the proof p.
+// The method `contact` is called when a request was answered at the time `now`, with the proof p, and
+// after each stride of a long packet.
 func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 	if p == lease.Quorum {
 		inc.trail.written = s.At
