@@ -142,6 +142,7 @@ type Conn struct {
 	busy  bool       // a goroutine is writing packets taken from `out`; guarded by wmu
 	more  chan struct{}
 
+	granted  int  // number of credentials that the server has accepted; only the reading goroutine uses it
 	setAgain int  // number of replies to setWatches; only the reading goroutine uses it
 	useful   bool // the server has executed a request; only the reading goroutine uses it
 
@@ -513,6 +514,11 @@ func (c *Conn) nextPacket() error {
 	switch xid {
 	case wire.XidEvent:
 		return c.event(body)
+	case wire.XidAuth:
+		if code != 0 {
+			return zk.ErrAuthFailed // the client does not try again
+		}
+		c.granted++
 	case wire.XidSetWatches:
 		if code != 0 {
 			// The server has set none of the watches, so no read may be answered before the next connection.
@@ -668,6 +674,7 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 		if code == 0 {
 			return ErrEnded
 		}
+		return wire.Error(code)
 	case wire.OpSync:
 		if code != 0 {
 			// The error ends the connection before any later reply is used.

@@ -285,7 +285,7 @@ func TestAMachineSendsNothingAfterACloseButTheEndOfASession(t *testing.T) {
 			server, err := l.Accept()
 			harness.Must(t, err)
 			defer server.Close()
-			c := New(&Shared{}, socket, "x:1", time.Now().Add(time.Minute))
+			c := New(&Shared{Sending: func() lease.Stamp { return lease.Stamp{At: time.Now()} }}, socket, "x:1", time.Now().Add(time.Minute))
 			harness.Must(t, socket.(*net.TCPConn).SetWriteBuffer(64<<10)) // a fixed size, which the system does not increase
 			harness.Must(t, server.(*net.TCPConn).SetReadBuffer(64<<10))
 			socket.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
@@ -295,6 +295,7 @@ func TestAMachineSendsNothingAfterACloseButTheEndOfASession(t *testing.T) {
 				c.EndSession()
 			}
 			c.Close()
+			c.Over()
 			got, _ := io.Copy(io.Discard, server)
 			if all := got >= int64(sent); all != end {
 				t.Errorf("the server has received %d of %d bytes", got, sent)

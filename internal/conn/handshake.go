@@ -72,17 +72,14 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	return got, nil
 }
 
-// EndSession asks the server to end the session of this handshake, and returns the xid of the request.
-// Call it instead of Begin.
-func (c *Conn) EndSession() (xid int32) {
+// EndSession asks the server to end the session of this handshake. Call it instead of Begin.
+func (c *Conn) EndSession() {
 	c.ends.Store(true)
 	var out []byte
 	if c.s.SASL != nil {
 		out = authPackets(c.s.Auths) // a server may demand credentials even for closeSession
 	}
-	xid = c.s.NextXid()
-	c.Conn.Write(append(out, wire.AppendHeader(nil, xid, wire.OpCloseSession)...))
-	return xid
+	c.Conn.Write(c.begin(out, wire.OpCloseSession))
 }
 
 // End ends an abandoned session over a connection of its own, which is used for nothing else. It
@@ -97,20 +94,18 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 	if err := c.Authenticate(ctx, got.ID); err != nil {
 		return err
 	}
-	last := c.EndSession()
+	defer c.end()
+	c.EndSession()
 	if got.ID != ask.ID { // the request ends this other session
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got.ID))
 	}
-	for { // the replies to the credentials, and to the request to end the session
-		switch xid, code, _, err := readReply(c.r, wire.MaxHandshake); {
-		case err != nil:
-			return err
-		case code != 0 && code != wire.CodeSessionExpired:
-			return wire.Error(code)
-		case xid == last:
-			return nil
-		}
+	for err == nil {
+		err = c.nextPacket()
 	}
+	if err == ErrEnded || err == zk.ErrSessionExpired {
+		return nil
+	}
+	return err
 }
 
 // Begin completes the handshake of the session `id`, which has this timeout. Begin sends the
@@ -148,12 +143,7 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 				return err
 			}
 		}
-		if i == 0 {
-			if err := c.authenticated(len(c.s.Auths)); err != nil {
-				return err
-			}
-		}
-		for !last && c.setAgain <= i {
+		for c.granted < len(c.s.Auths) || !last && c.setAgain <= i {
 			if err := c.nextPacket(); err != nil {
 				return err
 			}
@@ -189,20 +179,4 @@ func (c *Conn) confirmPacket() []byte {
 	c.s.Requests.Add(1)
 	p := wire.AppendString(c.begin(nil, wire.OpDelete), c.s.Nobody)
 	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
-}
-
-// The method `authenticated` reads the replies to `n` credentials, which come before all other
-// replies. If the server refuses a credential, the client does not try again.
-func (c *Conn) authenticated(n int) error {
-	for range n {
-		switch xid, code, _, err := readReply(c.r, replyHeader-4); {
-		case err != nil:
-			return err
-		case xid != wire.XidAuth:
-			return fmt.Errorf("%w: no answer to credentials", ErrProtocol)
-		case code != 0:
-			return zk.ErrAuthFailed
-		}
-	}
-	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -110,7 +111,12 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 		"SASL, the request is refused":     {s: answers(welcome(id), reply(first, 0), reply(first+1, noAuth)), want: zk.ErrNoAuth, sasl: true},
 		"SASL, no answer after the tokens": {s: answers(welcome(id), reply(first, 0)), want: io.EOF, sasl: true},
 	} {
-		s := &Shared{Requests: new(atomic.Int64)}
+		s := &Shared{
+			Requests: new(atomic.Int64),
+			Sending:  func() lease.Stamp { return lease.Stamp{At: time.Now()} },
+			Answered: func(lease.Stamp, lease.Proof, time.Time) {},
+			Served:   func() {},
+		}
 		if c.sasl {
 			s.SASL, s.Spawn = sasl.NewClient(&mechanism{}), func(f func()) { go f() }
 		}

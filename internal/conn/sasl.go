@@ -33,7 +33,7 @@ func (c *Conn) Authenticate(ctx context.Context, id int64) error {
 		if _, err := c.Conn.Write(wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))); err != nil {
 			return nil, err
 		}
-		answered, code, scan, err := readReply(c.r, maxToken)
+		answered, code, scan, err := readReply(c.r)
 		switch {
 		case err != nil:
 			return nil, err
@@ -52,15 +52,15 @@ func (c *Conn) Authenticate(ctx context.Context, id int64) error {
 	})
 }
 
-// readReply reads a packet of at most `limit` bytes. It returns the xid and the code of its header,
+// readReply reads a packet of at most maxToken bytes. It returns the xid and the code of its header,
 // and the rest.
-func readReply(c io.Reader, limit uint32) (xid, code int32, rest wire.Scanner, err error) {
+func readReply(c io.Reader) (xid, code int32, rest wire.Scanner, err error) {
 	var size [4]byte
 	if _, err = io.ReadFull(c, size[:]); err != nil {
 		return 0, 0, rest, err
 	}
 	n := binary.BigEndian.Uint32(size[:])
-	if n < replyHeader-4 || n > limit {
+	if n < replyHeader-4 || n > maxToken {
 		return 0, 0, rest, fmt.Errorf("%w: packet of %d bytes", ErrProtocol, n)
 	}
 	rest.Rest = make([]byte, n)
