@@ -39,7 +39,7 @@ import (
 // # Cost
 //
 // Send and Ack take 1 round trip, which goroutines share. An idle queue costs nothing; a new
-// element wakes two consumers.
+// element wakes one consumer.
 //
 // # Znodes
 //

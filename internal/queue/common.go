@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -18,6 +19,7 @@ type Common struct {
 	dir, live, ids string
 	Receipts, Dead string // the parents of the receipts of transactions and of the dead letters
 
+	Line    lock.Line // of the idle consumers
 	Skips   Skipper
 	unframe func(stored []byte) []byte // returns the producer's data from the data that another library stores; nil if they are the same
 	faults  sync.Map                   // a set of chan error, which receive the errors that keep consumers from consuming
@@ -27,7 +29,7 @@ type Common struct {
 func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []byte) *Common {
 	dir := m.Full(cfg.Path)
 	q := &Common{
-		m: m, cfg: cfg, unframe: unframe,
+		m: m, cfg: cfg, unframe: unframe, Line: lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		dir: dir, live: dir + "-live", ids: dir + "-ids", Receipts: dir + "-receipts", Dead: dir + "-dead",
 	}
 	q.Skips.Complain = q.Complain

@@ -42,7 +42,7 @@ import (
 // # Bell
 //
 // The bell is the data of the queue's znode. A client writes it ("rings the bell") when an element may
-// have become free. That wakes the first idle consumers: see idle.go.
+// have become free. That wakes the first idle consumer: see idle.go.
 //
 // # Names
 //

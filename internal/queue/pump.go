@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync/internal/dice"
+	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -50,12 +51,9 @@ type pump struct {
 	found  *finding      // free elements that the pump has not claimed yet, or nil
 	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
 	pause  time.Duration // wait before the next search, if other consumers were quicker and there is one bucket
-	place  string        // path of its znode in the line of idle consumers, or empty
-	roll   *session.Roll // the listing that the creation of this znode has returned, until it is used
-	among  bool          // the place is among the first two
-	before string        // path of the first place, if this is the second
-	claims int           // number of claims since the pump got its place
-	rung   bool          // the bell has woken the pump
+	place  *lock.Claim   // the first place in the line of idle consumers, or nil
+	claims int           // number of claims since the pump entered the line
+	skips  int64         // value of Skipper.begun at that time
 }
 
 // The method `join` makes the caller a consumer. The caller must call `leave`.
@@ -209,11 +207,11 @@ func (p *pump) session(inc *session.Incarnation) error {
 	if err != nil {
 		return err
 	}
-	p.found, p.pause, p.rung = nil, 0, false
+	p.found, p.pause = nil, 0
 	for err == nil {
 		err = p.step(inc, c)
 	}
-	p.leavePlace(inc)
+	p.leavePlace()
 	if last := p.returnReady(); last != nil {
 		inc.AwaitConnected(last.done, session.Grace)
 	}
@@ -253,7 +251,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 			hands = max(p.waiting-len(p.ready), 0)
 		}
 		if room = p.roomLocked(); room == 0 {
-			p.leavePlace(inc)
+			p.leavePlace()
 		}
 		return room > 0
 	})
@@ -263,7 +261,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 2. Search for free elements, unless elements of the last search remain. If no element is
 	//    free, wait in the line.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
-		if p.found = nil; p.place == "" {
+		if p.found = nil; p.place == nil {
 			p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread})
 		}
 		if err == nil && (p.found == nil || len(p.found.es) == 0) {
@@ -274,7 +272,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 3. Claim as many elements as there is room for, and read them.
 	es, hands := p.choose(room, hands)
 	if len(es) == 0 {
-		p.leavePlace(inc)
+		p.leavePlace()
 		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
 	p.setClaiming(true)
@@ -308,8 +306,8 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	p.mu.Unlock()
 	// 5. Leave the line to the next consumers if there are more elements than room, or after maxClaims
 	//    claims.
-	if p.claims++; p.place != "" && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.othersWait(inc)) {
-		p.leavePlace(inc)
+	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.othersWait(inc)) {
+		p.leavePlace()
 	}
 	return nil
 }

@@ -1,7 +1,10 @@
 package queue
 
 import (
+	"errors"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -169,7 +172,8 @@ func TestAnIdleConsumerSearchesAgainIfItsFindingIsStale(t *testing.T) {
 		send(t, q, "x")
 		p := &pump{q: q, ctx: t.Context(), spread: 1, waiting: 1, found: &finding{es: []*element{{}}, at: time.Now().Add(-time.Minute)}}
 		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) (err error) {
-			harness.Must(t, p.enter(inc))
+			p.place, err = q.Line.Contend(t.Context(), inc)
+			harness.Must(t, err)
 			return p.step(inc, nil)
 		}))
 		if p.found == nil || time.Since(p.found.at) > staleAfter {
@@ -178,23 +182,69 @@ func TestAnIdleConsumerSearchesAgainIfItsFindingIsStale(t *testing.T) {
 	})
 }
 
-// Four consumers are idle, and the third leaves. The fourth still waits behind the first two, so an
-// element wakes no more than two.
+// Three consumers are idle, and the second leaves. The third still waits behind the first, so an
+// element wakes no more than one.
 func TestAConsumerBehindOneThatLeavesStaysIdle(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
 		var consumers []Consumer
-		for range 4 {
+		for range 3 {
 			consumers = append(consumers, takeAll(t, srv, func() {}))
 			time.Sleep(time.Second)
 		}
-		consumers[2].Leave()
+		consumers[1].Leave()
 		time.Sleep(time.Second)
 		before := srv.Counts()
 		send(t, queueAt(open(t, srv), "/q"), "x")
 		time.Sleep(time.Second)
-		if n := srv.Counts().Sub(before).Notifications; n != 2 {
-			t.Errorf("the element has caused %d notifications, want 2", n)
+		if n := srv.Counts().Sub(before).Notifications; n != 1 {
+			t.Errorf("the element has caused %d notifications, want 1", n)
 		}
 	})
+}
+
+// The first idle consumer may not read an element, may not write its bucket, or cannot decode it. The
+// next consumer can, and receives the element at once.
+func TestAnIdleConsumerThatSkipsAnElementHoldsUpNoOther(t *testing.T) {
+	for name, refused := range map[string]func(r zktest.Request) bool{
+		"read":   func(r zktest.Request) bool { return r.Op == zktest.OpGetData && strings.Contains(r.Path, "/e-") },
+		"claim":  func(r zktest.Request) bool { return r.Op == zktest.OpSetData && strings.HasPrefix(r.Path, "/q/b-") },
+		"decode": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				m, producer := open(t, srv), queueAt(open(t, srv), "/q")
+				first, second := queueAt(m, "/q"), queueAt(open(t, srv), "/q")
+				if fault := errors.New("bad"); refused == nil {
+					first.cfg.Decode = func([]byte) (any, error) { return nil, fault }
+					for range maxMisfits {
+						first.Skips.Misfit("another", fault)
+					}
+				} else {
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						if r.Session == m.SessionID() && (refused(r) || slices.ContainsFunc(r.Ops, refused)) {
+							return zktest.Fail(zktest.CodeNoAuth)
+						}
+						return zktest.Pass
+					})
+				}
+				var next <-chan error
+				for _, q := range []*core{first, second} {
+					c := q.Join(t.Context(), Joining{})
+					defer c.Leave()
+					next = harness.Async(func() error { _, err := c.Next(); return err })
+					time.Sleep(time.Second)
+				}
+				send(t, producer, "x")
+				time.Sleep(time.Second)
+				select {
+				case err := <-next:
+					harness.Must(t, err)
+				default:
+					t.Error("the next consumer still waits")
+				}
+			})
+		})
+	}
 }

@@ -3,6 +3,7 @@ package queue
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -29,6 +30,8 @@ type Skipper struct {
 	misfits map[string]bool      // what is skipped because it did not decode; guarded by mu
 	streak  int                  // elements in a row that did not decode; not 0 while a misfit is skipped; guarded by mu
 	told    time.Time            // time of the latest complaint of Misfit; guarded by mu
+
+	begun atomic.Int64 // number of skips that have begun
 }
 
 // Skip begins to skip what the servers do not let the client read or write.
@@ -44,6 +47,7 @@ func (s *Skipper) skipLocked(name string) {
 		s.until, s.misfits = make(map[string]time.Time), make(map[string]bool)
 	}
 	s.until[name] = time.Now().Add(skipFor)
+	s.begun.Add(1)
 }
 
 // Skipped reports whether the consumer skips an element or a bucket.

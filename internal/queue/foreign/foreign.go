@@ -14,7 +14,6 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
-	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
@@ -28,7 +27,6 @@ type engine struct {
 	cfg     queue.Settings
 	dir     string
 	called  string        // the layout's name, from zsync.QueueLayout.String
-	line    lock.Line     // line of the consumers that wait for elements
 	sending chan struct{} // a goroutine puts a token in before it sends an element, and removes the token afterwards
 	taking  chan struct{} // a goroutine puts a token in before it calls `fetch`, and removes the token afterwards
 }
@@ -38,7 +36,6 @@ type engine struct {
 func New(m *session.Manager, cfg queue.Settings, called string) queue.Engine {
 	q := &engine{
 		format: formats[called], m: m, cfg: cfg, dir: m.Full(cfg.Path), called: called,
-		line:    lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
 		sending: make(chan struct{}, 1), taking: make(chan struct{}, 1),
 	}
 	q.Common = queue.NewCommon(m, cfg, func(stored []byte) []byte {
@@ -404,7 +401,7 @@ func refusal(err error) bool {
 // for a while.
 func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
 	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		place, err := q.line.Contend(ctx, inc)
+		place, err := q.Line.Contend(ctx, inc)
 		if errors.Is(err, session.ErrVanished) {
 			return nil
 		} else if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -509,63 +510,28 @@ func TestTryRecvGetsItsShareBesideABusyConsumer(t *testing.T) {
 	})
 }
 
-// hang makes processes idle consumers, one behind the other, and those before the
-// last hang: as far as the servers know they are connected, but they hear nothing.
-func hang(t *testing.T, srv *zktest.Server, n int) <-chan int {
-	t.Helper()
-	srv.SetLatency(time.Millisecond)
-	for range n {
-		s := open(t, srv)
+// The process of the first idle consumer hangs: the servers do not know that yet. Its neighbour receives
+// elements as soon as they have ended the session of the first.
+func TestAnIdleConsumerThatHangsHoldsUpItsNeighbourForItsSessionTimeout(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.SetLatency(time.Millisecond)
+		var hangs atomic.Bool
+		s := open(t, srv, zsync.WithDialer(harness.DialUnless(&hangs, srv)))
 		zsync.NewQueue[int](s, "/q").Recv(t.Context())
 		time.Sleep(time.Second)
-		t.Cleanup(func() { srv.Heal(s.ID()) })
-		defer srv.Partition(s.ID())
-	}
-	ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
-	time.Sleep(time.Second)
-	return ch
-}
-
-func TestAnIdleConsumerThatHangsHoldsUpItsNeighbourForASecondAtMost(t *testing.T) {
-	t.Parallel()
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		ch := hang(t, srv, 1)
-		q := zsync.NewQueue[int](open(t, srv), "/q")
-		var worst time.Duration
-		for i := range 4 {
-			begin := time.Now()
-			must(t, q.Send(t.Context(), i))
-			<-ch
-			worst = max(worst, time.Since(begin))
-			time.Sleep(100 * time.Millisecond)
-		}
-		t.Logf("an element came after %v at most", worst)
-		if worst > time.Second {
-			t.Errorf("an element came after %v, want a second at most", worst)
-		}
-	})
-}
-
-// A producer that never pauses looks as well.
-func TestAConsumerThatHangsHoldsUpNobodyThoughTheProducerNeverPauses(t *testing.T) {
-	t.Parallel()
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		ch := hang(t, srv, 1)
-		q := zsync.NewQueue[int](open(t, srv), "/q")
-		var sender sync.WaitGroup
-		sender.Go(func() {
-			for i := range 100 {
-				must(t, q.Send(t.Context(), i))
-				time.Sleep(10 * time.Millisecond)
-			}
-		})
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+		time.Sleep(time.Second)
+		hangs.Store(true)
+		srv.Partition(s.ID())
 		begin := time.Now()
-		<-ch
-		if took := time.Since(begin); took > time.Second {
-			t.Errorf("the first element came after %v, want a second at most", took)
+		must(t, zsync.NewQueue[int](open(t, srv), "/q").Send(t.Context(), counted(4)...))
+		collect(t, ch, 4)
+		took := time.Since(begin)
+		t.Logf("the elements came after %v", took)
+		if took > harness.Timeout+time.Second {
+			t.Errorf("the elements came after %v, want the session timeout at most", took)
 		}
-		collect(t, ch, 99)
-		sender.Wait()
 	})
 }
 
@@ -661,35 +627,4 @@ func TestTheClaimsOfAConsumerThatIsNeverIdleDoNotGrow(t *testing.T) {
 			t.Errorf("the claims in a bucket have grown to %d bytes", most)
 		}
 	})
-}
-
-func TestAnElementIsNotHeldUpByAConsumerThatHangsHoweverItIsSent(t *testing.T) {
-	for name, send := range map[string]func(t *testing.T, s *zsync.Session){
-		"Send": func(t *testing.T, s *zsync.Session) { must(t, zsync.NewQueue[int](s, "/q").Send(t.Context(), 1)) },
-		"SendID": func(t *testing.T, s *zsync.Session) {
-			_, err := zsync.NewQueue[int](s, "/q").SendID(t.Context(), "a", 1)
-			must(t, err)
-		},
-		"Txn": func(t *testing.T, s *zsync.Session) {
-			from := zsync.NewQueue[int](s, "/from")
-			must(t, from.Send(t.Context(), 1))
-			d, err := from.Receive(t.Context())
-			must(t, err)
-			_, err = d.Txn(t.Context(), zsync.NewQueue[int](s, "/q").SendOp(1))
-			must(t, err)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
-				ch := hang(t, srv, 1)
-				s := open(t, srv)
-				begin := time.Now()
-				send(t, s)
-				<-ch
-				if took := time.Since(begin); took > time.Second {
-					t.Errorf("an element came after %v, want a second at most", took)
-				}
-			})
-		})
-	}
 }
