@@ -265,6 +265,24 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 	}
 }
 
+// Txn applies ops in one transaction, if g is still held: see Hold.txn. If a Downgrade replaces the znode
+// at the same time, the error is ErrNotLocked, and nothing is applied.
+func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
+	c := g.Claim
+	dir, path, missing := c.Line.Dir, c.Znode(), ""
+	if ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.LogName)); err != nil {
+		return nil, false, err
+	}
+	switch rs, missing, open, err = c.txn(ctx, dir, ops, path); {
+	case missing == "":
+	case c.Znode() != path:
+		err = ErrNotLocked
+	default:
+		err = c.Explain(err)
+	}
+	return rs, open, err
+}
+
 // Move gives c another znode, `to`, which Beside has created. It returns the path of the previous
 // znode. The grants of c continue. If c is already lost, Move deletes `to`, and returns the loss. It
 // does not delete c's znode then: see Hold.withdraw.

@@ -646,9 +646,9 @@ func (l *Lock) unkeep(h *Claim) {
 	h.timer.Stop()
 }
 
-// Txn applies ops in one transaction, if g is still held: see Hold.txn. If g has been released, or a
-// Downgrade replaces its znode, the error is ErrNotLocked, and nothing is applied. A release, which
-// decides about h under mu, sees the transaction in the count, or the transaction does not begin.
+// Txn is Grant.Txn for a grant that can be released at the same time: then the error is ErrNotLocked. A
+// release, which decides about h under mu, sees the transaction in the count, or the transaction does not
+// begin.
 func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
 	l.mu.Lock()
 	h, _ := l.useOf(g)
@@ -658,19 +658,7 @@ func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse
 	}
 	h.open++
 	l.mu.Unlock()
-	var rs []zk.MultiResponse
-	path, missing, open := h.Znode(), "", false
-	ops, _, err := l.Manager.CheckOps(ops, path, session.ChildPath(l.Line.Dir, session.LogName))
-	if err == nil {
-		rs, missing, open, err = h.txn(ctx, l.Line.Dir, ops, path)
-	}
-	switch {
-	case missing == "":
-	case h.Znode() != path:
-		err = ErrNotLocked
-	default:
-		err = h.Explain(err)
-	}
+	rs, open, err := g.Txn(ctx, ops)
 	if !open {
 		l.mu.Lock()
 		h.open--
