@@ -290,6 +290,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err 
 var (
 	errOutrun = errors.New("zsync: BUG: another claim was faster")
 	errBarred = errors.New("zsync: BUG: the bucket is passed over") // the servers refuse to let this client write it
+	errDone   = errors.New("zsync: BUG: the pump of a Take is done")
 )
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the

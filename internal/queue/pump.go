@@ -25,6 +25,7 @@ type pump struct {
 	q      *core
 	of     **pump // the field of `q` that has this pump while it has consumers
 	most   int    // limit of `ahead`; 0: the pump claims only elements that consumers wait for
+	try    bool   // the pump has no consumers: it claims one element, and does not wait for one; see the method `seize`
 	ctx    context.Context
 	cancel context.CancelFunc
 	over   chan struct{} // closed when the method `run` has ended
@@ -51,6 +52,8 @@ type pump struct {
 	found  *finding      // free elements that the pump has not claimed yet, or nil
 	spread int           // number of buckets to choose from; more than 1 after other consumers were quicker
 	pause  time.Duration // wait before the next search, if other consumers were quicker and there is one bucket
+	synced bool          // for `try`: a sync was sent, because only a search after it proves that no element is free
+	got    *item         // for `try`: the element; nil if none is free
 	place  *lock.Claim   // the first place in the line of idle consumers, or nil
 	claims int           // number of claims since the pump entered the line
 	skips  int64         // value of Skipper.begun at that time
@@ -198,7 +201,8 @@ func (p *pump) run() {
 	}
 }
 
-// The method `session` claims elements in one ZooKeeper session, until `step` fails.
+// The method `session` claims elements in one ZooKeeper session, until `step` fails. For `try`, the error
+// is errDone at the end.
 func (p *pump) session(inc *session.Incarnation) error {
 	if err := p.q.vet(p.ctx, inc); err != nil {
 		return err
@@ -207,7 +211,7 @@ func (p *pump) session(inc *session.Incarnation) error {
 	if err != nil {
 		return err
 	}
-	p.found, p.pause = nil, 0
+	p.found, p.pause, p.synced = nil, 0, false
 	for err == nil {
 		err = p.step(inc, c)
 	}
@@ -262,12 +266,21 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	//    free, wait in the line.
 	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
 		if p.found = nil; p.place == nil {
-			p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread})
+			p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: p.synced, odd: p.synced})
 		}
-		if err == nil && (p.found == nil || len(p.found.es) == 0) {
-			err = p.idle(inc)
+		switch {
+		case err != nil || p.found != nil && len(p.found.es) > 0:
+			return err
+		case !p.try:
+			return p.idle(inc)
+		case !p.synced:
+			p.synced = true
+			return inc.Sync(p.ctx, p.q.dir)
 		}
-		return err
+		if p.q.cfg.KeepDead > 0 { // only to delete expired dead letters
+			p.q.Sweep(inc)
+		}
+		return errDone
 	}
 	// 3. Claim as many elements as there is room for, and read them.
 	es, hands := p.choose(room, hands)
@@ -290,6 +303,12 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	}
 	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
 	// 4. Give the items to the consumers.
+	if p.try {
+		if len(items) > 0 {
+			p.got, err = items[0], errDone
+		}
+		return err
+	}
 	items = slices.DeleteFunc(items, p.q.spent)
 	size := 0
 	for _, it := range items {

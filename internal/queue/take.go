@@ -61,66 +61,22 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 	}
 }
 
-// The method `seize` claims the first free element and reads it. If no element is free, it
-// returns nil.
-func (q *core) seize(ctx context.Context) (it *item, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := q.vet(ctx, inc); err != nil {
-			return err
-		}
-		spread, pause := 1, firstPause
-		for synced := false; ; {
-			f, err := q.search(ctx, inc, finding{n: 1, spread: spread, watch: synced, odd: synced})
-			if err != nil {
-				return err
-			}
-			if len(f.es) == 0 {
-				if !synced { // this server may lag: only a search after a sync proves that no element is free
-					synced = true
-					if err := inc.Sync(ctx, q.dir); err != nil {
-						return err
-					}
-					continue
-				}
-				if q.cfg.KeepDead > 0 { // only to delete expired dead letters
-					q.Sweep(inc)
-				}
-				return nil
-			}
-			switch it, err = q.claimNow(ctx, inc, f); {
-			case errors.Is(err, session.ErrVanished), err == errBarred:
-				continue // the mark was deleted, by its claimant or another client; or the bucket is skipped from now on
-			case err != nil && err != errOutrun || it != nil:
-				return err
-			}
-			if spread = min(8*spread, maxSpread); !f.more {
-				if err := session.Sleep(ctx, pause); err != nil {
-					return err
-				}
-				pause = min(2*pause, maxPause)
-			}
-		}
-	})
-	return it, err
-}
-
-// claimNow claims the first element of a finding, and reads it. It returns nil if the element was deleted.
-// If ctx ends first, the element returns to its position.
-func (q *core) claimNow(ctx context.Context, inc *session.Incarnation, f *finding) (*item, error) {
-	c, err := q.enlist(inc)
-	if err != nil {
-		return nil, err
-	}
+// The method `seize` claims the first free element and reads it, with a pump of its own. If no element
+// is free, it returns nil. If ctx ends first, the element returns to its position.
+func (q *core) seize(ctx context.Context) (*item, error) {
+	p := &pump{q: q, ctx: ctx, waiting: 1, spread: 1, try: true}
 	return Detached(ctx, q.m, func() (*item, error) {
-		defer c.leave()
-		items, err := c.obtain(f.lot, f.es[:1], 0)
-		if len(items) == 0 {
-			return nil, err
+		err := q.m.During(ctx, p.session)
+		for errors.Is(err, session.ErrVanished) { // the mark was deleted, by its claimant or another client
+			err = q.m.During(ctx, p.session)
 		}
-		return items[0], err
+		if err == errDone {
+			err = nil
+		}
+		return p.got, err
 	}, func(it *item) {
 		if it != nil {
-			c.decide(it, untried, nil)
+			it.c.decide(it, untried, nil)
 		}
 	})
 }
