@@ -588,18 +588,8 @@ func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err 
 				next.tried[e.item.seq]++
 			}
 		}
-		var with []any
-		if !c.q.Skips.Skipped(bellName) {
-			with = []any{ring(c.q.dir)}
-		}
-		rs, err = c.write(t, next, with...)
-		switch {
-		case err == nil:
-			return rs, nil
-		case session.FailedOp(rs) > 1, with != nil && errors.Is(err, zk.ErrNoAuth) && session.FailedOp(rs) != 1:
-			c.q.Skips.Skip(bellName) // for any reason: without the bell, the board can still be written
-		case !outrun(err):
-			return nil, err
+		if rs, err = c.write(t, next, ring(c.q.dir)); !outrun(err) {
+			return rs, err
 		}
 		t = nil
 	}
@@ -611,9 +601,6 @@ func (c *claimant) dropLocked(it *item) {
 		delete(c.items, it.bucket)
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
-	if c.q.Skips.Skipped(bellName) {
-		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // wakes the consumers of this session
-	}
 	if len(c.items) > 0 {
 		return
 	}

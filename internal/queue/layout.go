@@ -170,7 +170,6 @@ func (e *element) id() string { return cmp.Or(e.origin, e.key()) }
 const (
 	keysName   = "keys"   // exists if elements may have keys: every claim writes it
 	pausedName = "paused" // exists while the queue is paused
-	bellName   = ""       // the queue's znode itself, for a Skipper
 )
 
 // markDigits is the length of the name of a mark.

@@ -224,13 +224,16 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	add := func(op any, cure func(*session.Incarnation, error) error) {
 		steps, owners = append(steps, step{op, cure}), append(owners, e)
 	}
-	q, bell, moved := c.q, false, false
+	q, moved := c.q, false
+	var ringer *entry // an entry that needs the bell
 	for _, e = range es {
 		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
 			return errMissing // another client has deleted the element without a claim
 		}))
 		keyed := e.item.keyed()
-		bell, moved = bell || keyed || e.Fate == Later, moved || keyed && e.Fate == Later
+		if moved = moved || keyed && e.Fate == Later; keyed || e.Fate == Later {
+			ringer = e
+		}
 		switch {
 		case e.with != nil:
 			var load []step
@@ -260,14 +263,15 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			return nil, nil, err
 		}
 	}
+	e = ringer
 	if keys := session.ChildPath(q.dir, keysName); moved {
 		add(&zk.SetDataRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
 			_, err := inc.Create(session.Finishing, keys, nil)
 			return err
 		}))
 	}
-	if bell && !q.Skips.Skipped(bellName) {
-		add(ring(q.dir), func(*session.Incarnation, error) error { q.Skips.Skip(bellName); return nil })
+	if e != nil {
+		add(ring(q.dir), incurable)
 	}
 	return steps, owners, nil
 }

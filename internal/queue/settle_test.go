@@ -51,21 +51,27 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 	})
 }
 
-// The servers refuse to let a consumer write a board. Nack returns the error, and the element comes
-// back as soon as the servers allow the write, although the consumer keeps another claim.
+// The servers refuse to let a consumer write a board, or ring the bell. Nack returns the error, and the
+// element comes back as soon as the servers allow the write, although the consumer keeps another claim.
 func TestARefusedReturnIsRepeated(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t)
-		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
-		send(t, q, "x", "y")
-		it := receive(t, q).(*item)
-		receive(t, q)
-		harness.SetACL(t, srv, "/q/"+it.bucket, zk.WorldACL(zk.PermAll&^zk.PermWrite))
-		harness.WantErr(t, it.Settle(t.Context(), Settlement{Fate: Return}), zk.ErrNoAuth)
-		harness.SetACL(t, srv, "/q/"+it.bucket, zk.WorldACL(zk.PermAll))
-		time.Sleep(2 * retryAfter)
-		wantTake(t, other, "x", 1)
-	})
+	for _, bell := range []bool{false, true} {
+		harness.VirtualTime(t, func(t *testing.T) {
+			srv := zktest.Start(t)
+			q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
+			send(t, q, "x", "y")
+			it := receive(t, q).(*item)
+			receive(t, q)
+			path := "/q/" + it.bucket
+			if bell {
+				path = "/q"
+			}
+			harness.SetACL(t, srv, path, zk.WorldACL(zk.PermAll&^zk.PermWrite))
+			harness.WantErr(t, it.Settle(t.Context(), Settlement{Fate: Return}), zk.ErrNoAuth)
+			harness.SetACL(t, srv, path, zk.WorldACL(zk.PermAll))
+			time.Sleep(2 * retryAfter)
+			wantTake(t, other, "x", 1)
+		})
+	}
 }
 
 // An Ack and a NackAfter are in one transaction, and the servers refuse to create the bucket that the
@@ -115,92 +121,6 @@ func TestNoElementOvertakesTheDelayedElementOfItsKeyDuringASearch(t *testing.T) 
 		harness.PendingStill(t, taken)
 		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Later, Due: time.Now().Add(time.Hour)}))
 		harness.Must(t, <-taken)
-	})
-}
-
-// A consumer may not write the queue's znode, so it cannot ring the bell when it frees an element.
-// An idle consumer of its session gets the element at once nevertheless.
-func TestAnElementWakesAnIdleConsumerAlthoughTheBellIsRefused(t *testing.T) {
-	for fate, name := range map[Fate]string{Return: "return", Later: "later", Remove: "remove"} {
-		t.Run(name, func(t *testing.T) {
-			harness.VirtualTime(t, func(t *testing.T) {
-				srv := zktest.Start(t)
-				q := queueAt(open(t, srv), "/q")
-				b := Batch{Priority: Middle, Data: [][]byte{[]byte("x")}}
-				if fate == Remove { // frees the next element of the same key
-					b.Data, b.Keys = append(b.Data, []byte("y")), []string{"k", "k"}
-				}
-				harness.Must(t, q.Send(t.Context(), b))
-				harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
-				it := receive(t, q)
-				c := q.Join(t.Context(), Joining{Hand: true})
-				next := harness.Async(func() error { _, err := c.Next(); return err })
-				time.Sleep(time.Minute)
-				harness.PendingStill(t, next)
-				harness.Must(t, it.Settle(t.Context(), Settlement{Fate: fate, Due: time.Now().Add(time.Second)}))
-				time.Sleep(2 * time.Second)
-				select {
-				case err := <-next:
-					harness.Must(t, err)
-				default:
-					t.Error("the consumer still waits")
-				}
-				c.Leave()
-			})
-		})
-	}
-}
-
-// A client could not ring the bell, and holds an element all the time. Then the servers permit the bell
-// again. Elements that the client frees later wake the idle consumers of other clients.
-func TestTheBellIsRungAgainWhenTheServersPermitIt(t *testing.T) {
-	for fate, name := range map[Fate]string{Return: "return", Later: "later"} {
-		t.Run(name, func(t *testing.T) {
-			harness.VirtualTime(t, func(t *testing.T) {
-				srv := zktest.Start(t)
-				q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
-				send(t, q, "x", "y", "z")
-				settle := func(it Item) {
-					harness.Must(t, it.Settle(t.Context(), Settlement{Fate: fate, Due: time.Now().Add(time.Second)}))
-				}
-				held, it := receive(t, q), receive(t, q)
-				harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermWrite))
-				settle(receive(t, q))
-				harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermAll))
-				time.Sleep(2 * time.Minute)
-				receive(t, other)
-				next := harness.Async(func() error {
-					return other.Receive(harness.Within(t, time.Hour), 1, func(Item) {})
-				})
-				time.Sleep(time.Minute)
-				harness.PendingStill(t, next)
-				settle(it)
-				time.Sleep(5 * time.Second)
-				select {
-				case err := <-next:
-					harness.Must(t, err)
-				default:
-					t.Error("the consumer still waits")
-				}
-				harness.Must(t, held.Settle(t.Context(), Settlement{Fate: Remove}))
-			})
-		})
-	}
-}
-
-// The queue's znode may not be written.
-func TestAnElementIsReturnedAlthoughNoBellCanBeRung(t *testing.T) {
-	harness.VirtualTime(t, func(t *testing.T) {
-		srv := zktest.Start(t)
-		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
-		send(t, q, "x")
-		harness.SetACL(t, srv, "/q", zk.WorldACL(zk.PermRead|zk.PermCreate))
-		it := receive(t, q)
-		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Return}))
-		e, err := other.Take(t.Context())
-		if err != nil || e == nil || string(e.Data) != "x" {
-			t.Errorf("another client takes %v, %v", e, err)
-		}
 	})
 }
 

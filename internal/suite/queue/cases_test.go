@@ -680,10 +680,10 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 		s := open(t, srv)
 		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), counted(20)...))
-		ds := collect(t, q.Deliveries(t.Context()), 10)
+		ch := q.Deliveries(t.Context())
+		ds := collect(t, ch, 10)
 		time.Sleep(time.Second)
-		// The bell may not be rung, which would only wake others sooner.
-		setACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermWrite))
+		setACL(t, srv, "/q", zk.WorldACL(zk.PermAll&^zk.PermWrite)) // for a Nack, which rings the bell
 		srv.SetLatency(10 * time.Millisecond)
 		var results []<-chan error
 		for i, d := range ds {
@@ -694,10 +694,19 @@ func TestQueueRefusalsAreNobodyElses(t *testing.T) {
 				return d.Ack(t.Context())
 			}))
 		}
-		for _, r := range results {
+		for i, r := range results {
+			if i == 5 {
+				wantErr(t, <-r, zk.ErrNoAuth)
+				continue
+			}
 			must(t, <-r)
 		}
 		wantLen(t, q, 11)
+		setACL(t, srv, "/q", zk.WorldACL(zk.PermAll))
+		time.Sleep(time.Minute)
+		if all := collect(t, ch, 11); !slices.ContainsFunc(all, func(d zsync.Delivery[int]) bool { return d.ID == ds[5].ID }) {
+			t.Error("the element of the refused Nack has not come again")
+		}
 	})
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
