@@ -199,7 +199,7 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 		for {
 			claim, err := c.Next()
 			if err != nil {
-				over := session.IsClosed(c.Leaving()) || q.s.m.Failure() != nil
+				over := session.IsClosed(c.Ctx.Done()) || q.s.m.Failure() != nil
 				if over {
 					err = q.ending(ctx)
 				}
@@ -224,11 +224,11 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 // for it. The consumer leaves when its context ends or the Session is closed, even during a
 // call of Next or the work on an element. Next then ends too, because of the context or of
 // Closing. If it still returns an element, the caller must settle that element as usual.
-func (q *Queue[T]) join(ctx context.Context, o queue.Joining) queue.Consumer {
+func (q *Queue[T]) join(ctx context.Context, o queue.Joining) *queue.Consumer {
 	c := q.q.Join(ctx, o)
 	q.s.m.Spawn(func() {
 		select {
-		case <-c.Leaving():
+		case <-c.Ctx.Done():
 		case <-q.s.m.Closing:
 		}
 		c.Leave()
@@ -281,7 +281,7 @@ func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap f
 				}
 				q.received(ctx) // last, because the program determines how long its tracer takes
 				continue
-			case <-c.Leaving():
+			case <-c.Ctx.Done():
 			case <-down:
 			case <-over:
 			}

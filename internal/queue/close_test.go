@@ -11,7 +11,7 @@ import (
 
 // The helper `workOn` begins a function of the program, which works on the first element. The result `finish` ends the
 // function and the consumer.
-func workOn(t *testing.T, q *core) (consumer Consumer, finish func()) {
+func workOn(t *testing.T, q *core) (consumer *Consumer, finish func()) {
 	t.Helper()
 	consumer = q.Join(t.Context(), Joining{Hand: true})
 	it, err := consumer.Next()

@@ -49,26 +49,53 @@ func (q *Common) vet(ctx context.Context, inc *session.Incarnation) error {
 	return nil
 }
 
-// A Subscriber is the part of a Consumer that all layouts share.
-type Subscriber struct {
-	Ctx    context.Context
-	Faults chan error // errors that keep the consumer from consuming; nil unless Joining.Odd is set
-	of     *Common
-	over   func() // ends Ctx, and lets Session.Close continue
+// A Consumer offers claimed elements to the program, in order. Its functions may be called
+// concurrently. All consumers of one Engine share the elements that are claimed ahead.
+type Consumer struct {
+	Joining
+	Ctx    context.Context // ends with the consumer's context, or when the Session begins to close
+	Faults chan error      // errors that keep the consumer from consuming; nil unless Joining.Odd is set
 
-	leaves atomic.Bool   // `Part` was called
-	left   chan struct{} // closed at the end of the first call of `Part`
+	// Next waits for a claimed element that the caller may offer now: the client is connected and
+	// the claim is valid. If attempts are limited and `Hand` is set, the servers have also recorded
+	// the attempt. So call Next only when the program is ready for the element.
+	//
+	// Next fails if the consumer's context has ended or the Session is being closed. The caller must
+	// call `Taken`, `Handed` or PutBack of the Item before it calls Next again.
+	Next func() (Item, error)
+
+	// Poll is like Next, but returns nil if no claimed element is ready.
+	Poll func() Item
+
+	of     *Common
+	giveUp func()        // returns the elements that were claimed ahead
+	over   func()        // ends Ctx, and lets Session.Close continue
+	leaves atomic.Bool   // Leave was called
+	left   chan struct{} // closed at the end of the first call of Leave
 }
 
-// Enter adds a consumer.
-func (q *Common) Enter(ctx context.Context, o Joining) *Subscriber {
-	c := &Subscriber{of: q, left: make(chan struct{})}
+// Enter adds a consumer. The engine sets its functions Next and Poll.
+func (q *Common) Enter(ctx context.Context, o Joining, giveUp func()) *Consumer {
+	c := &Consumer{Joining: o, of: q, giveUp: giveUp, left: make(chan struct{})}
 	c.Ctx, c.over = WhileOpen(ctx, q.m)
 	if o.Odd {
 		c.Faults = make(chan error, 1)
 		q.faults.Store(c.Faults, true)
 	}
 	return c
+}
+
+// Leave ends the consumer, also during a call of Next. For the last consumer, it returns all elements
+// that were claimed ahead, and waits a moment for that. A second call waits for the first.
+func (c *Consumer) Leave() {
+	if c.leaves.Swap(true) {
+		<-c.left
+		return
+	}
+	c.giveUp()
+	c.of.faults.Delete(c.Faults)
+	c.over()
+	close(c.left)
 }
 
 // Complain reports an error that keeps the consumers from consuming.
@@ -81,23 +108,6 @@ func (q *Common) Complain(err error) {
 		}
 		return true
 	})
-}
-
-// Leaving returns a channel that is closed when the consumer's context ends or the Session begins to
-// close.
-func (c *Subscriber) Leaving() <-chan struct{} { return c.Ctx.Done() }
-
-// Part ends the consumer. It first calls `f`, which returns the elements. A second call of Part
-// waits for the first.
-func (c *Subscriber) Part(f func()) {
-	if c.leaves.Swap(true) {
-		<-c.left
-		return
-	}
-	f()
-	c.of.faults.Delete(c.Faults)
-	c.over()
-	close(c.left)
 }
 
 // WhileOpen returns a context that ends with ctx, or when the Session begins to close. In the

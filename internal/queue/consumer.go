@@ -7,63 +7,52 @@ import (
 
 // This file offers claimed elements to the program, while their claims are confirmed.
 
-// The type `consumer` offers the elements that a pump claims.
-type consumer struct {
-	*Subscriber
-	Joining
-	q *core
-	p *pump
-}
-
-func (q *core) Join(ctx context.Context, o Joining) Consumer {
+func (q *core) Join(ctx context.Context, o Joining) *Consumer {
 	of, ahead := &q.push, q.cfg.Prefetch
 	if o.Limit > 0 {
 		of, ahead = &q.pull, 0
 	}
-	return &consumer{q.Enter(ctx, o), o, q, q.join(of, ahead)}
-}
-
-func (c *consumer) Leave() { c.Part(c.p.leave) }
-
-func (c *consumer) Next() (Item, error) {
-	for {
-		it, err := c.p.next(c.Ctx, min(max(c.Limit, 1), maxBatch), c.Hand, c.Faults) // so the sum of all rooms cannot overflow
-		if err != nil {
-			return nil, err
-		}
-		if c.present(it) {
-			return it, nil
+	p := q.join(of, ahead)
+	c := q.Enter(ctx, o, p.leave)
+	c.Next = func() (Item, error) {
+		for {
+			it, err := p.next(c.Ctx, min(max(o.Limit, 1), maxBatch), o.Hand, c.Faults) // so the sum of all rooms cannot overflow
+			if err != nil {
+				return nil, err
+			}
+			if q.present(c, it) {
+				return it, nil
+			}
 		}
 	}
-}
-
-func (c *consumer) Poll() Item {
-	for it := c.p.poll(); it != nil; it = c.p.poll() {
-		if c.present(it) {
-			return it
+	c.Poll = func() Item {
+		for it := p.poll(); it != nil; it = p.poll() {
+			if q.present(c, it) {
+				return it
+			}
+			if !it.c.settled(it) {
+				break // `present` has put it back: a consumer will offer it again
+			}
 		}
-		if !it.c.settled(it) {
-			break // `present` has put it back: a consumer will offer it again
-		}
+		return nil
 	}
-	return nil
+	return c
 }
 
 // The method `present` returns true if a consumer may offer an item. Otherwise, it has put the item
 // back, or decided the fate of the item.
-func (c *consumer) present(it *item) bool {
-	q := c.q
+func (q *core) present(c *Consumer, it *item) bool {
 	if !it.decoded && it.fault == nil {
 		q.check(it)
 	}
 	if it.fault != nil && !(it.misfit && c.Odd) {
 		q.setAside(it)
-		c.p.done()
+		it.pump.done()
 		return false
 	}
 	if c.Hand && q.cfg.MaxAttempts > 0 && !it.noted {
 		it.c.decide(it, untried, nil) // claimed when all consumers were Recv's: the next claim records the attempt
-		c.p.done()
+		it.pump.done()
 		return false
 	}
 	// While the client is disconnected, the program could take the element, but the removal could not reach

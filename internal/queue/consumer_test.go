@@ -15,14 +15,14 @@ import (
 func TestASecondLeaveWaitsForTheFirstWhileVirtualTimeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := 0
-		c := &Subscriber{of: &Common{}, left: make(chan struct{}), over: func() {
+		c := &Consumer{of: &Common{}, giveUp: func() {}, left: make(chan struct{}), over: func() {
 			time.Sleep(time.Second)
 			over++
 		}}
 		var both sync.WaitGroup
 		for range 2 {
 			both.Go(func() {
-				c.Part(func() {})
+				c.Leave()
 				if over != 1 {
 					t.Errorf("Leave has returned, and it was over %d times", over)
 				}

@@ -54,7 +54,7 @@ type Engine interface {
 
 	// Join adds a consumer. The consumer works until ctx ends or the Session begins to close. The
 	// caller must call Leave.
-	Join(ctx context.Context, o Joining) Consumer
+	Join(ctx context.Context, o Joining) *Consumer
 
 	// Take removes the first unclaimed element, and returns it, or nil if there is none. If ctx ends
 	// first, an element that Take has claimed goes back to its position. Session.Close waits for that.
@@ -130,29 +130,6 @@ type Joining struct {
 	// If Limit is not 0, the consumer claims nothing ahead. The first call of `Next` claims up to Limit
 	// elements that are ready, for `Poll`.
 	Limit int
-}
-
-// A Consumer offers claimed elements to the program, in order. Its methods may be called
-// concurrently. All consumers of one Engine share the elements that are claimed ahead.
-type Consumer interface {
-	// Next waits for a claimed element that the caller may offer now: the client is connected and
-	// the claim is valid. If attempts are limited and `Hand` is set, the servers have also recorded
-	// the attempt. So call `Next` only when the program is ready for the element.
-	//
-	// Next fails if the consumer's context has ended or the Session is being closed. The caller must
-	// call `Taken`, `Handed` or PutBack of the Item before it calls `Next` again.
-	Next() (Item, error)
-
-	// Poll is like `Next`, but returns nil if no claimed element is ready.
-	Poll() Item
-
-	// Leaving returns a channel that is closed when the consumer's context ends or the Session
-	// begins to close.
-	Leaving() <-chan struct{}
-
-	// Leave ends the consumer, also during a call of `Next`. For the last consumer, it returns all
-	// elements that were claimed ahead, and waits a moment for that. A second call waits for the first.
-	Leave()
 }
 
 // An Item is an element that this process has claimed. The claim ends when the Item is settled, or

@@ -94,7 +94,7 @@ func TestTheOnlyConsumerKeepsTheOrderAlthoughADeadOneIsOnABoard(t *testing.T) {
 
 // The function `takeAll` joins a consumer with a session of its own, which takes each element at once,
 // and calls `taken` for each.
-func takeAll(t *testing.T, srv *zktest.Server, taken func()) Consumer {
+func takeAll(t *testing.T, srv *zktest.Server, taken func()) *Consumer {
 	q := queueAt(open(t, srv), "/q")
 	q.cfg.Prefetch = 16
 	c := q.Join(t.Context(), Joining{})
@@ -187,7 +187,7 @@ func TestAnIdleConsumerSearchesAgainIfItsFindingIsStale(t *testing.T) {
 func TestAConsumerBehindOneThatLeavesStaysIdle(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
-		var consumers []Consumer
+		var consumers []*Consumer
 		for range 3 {
 			consumers = append(consumers, takeAll(t, srv, func() {}))
 			time.Sleep(time.Second)

@@ -175,20 +175,14 @@ func (it *delivery) Txn(context.Context, []any) ([]zk.MultiResponse, error) {
 
 func (it *delivery) Context() context.Context { return it.ctx }
 
-// The type `taker` is a consumer that takes an element when `Next` is called.
-type taker struct {
-	*queue.Subscriber
-	q *engine
+func (q *engine) Join(ctx context.Context, o queue.Joining) *queue.Consumer {
+	c := q.Enter(ctx, o, func() {})
+	c.Next, c.Poll = func() (queue.Item, error) { return q.next(c) }, func() queue.Item { return nil }
+	return c
 }
 
-func (q *engine) Join(ctx context.Context, o queue.Joining) queue.Consumer {
-	return &taker{q.Enter(ctx, o), q}
-}
-
-func (c *taker) Leave() { c.Part(func() {}) }
-
-func (c *taker) Next() (queue.Item, error) {
-	q := c.q
+// The method `next` takes an element for a consumer.
+func (q *engine) next(c *queue.Consumer) (queue.Item, error) {
 	for try := 0; ; try++ {
 		select {
 		case err := <-c.Faults:
@@ -226,5 +220,3 @@ func (c *taker) Next() (queue.Item, error) {
 		}
 	}
 }
-
-func (c *taker) Poll() queue.Item { return nil }
