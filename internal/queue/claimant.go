@@ -35,7 +35,6 @@ type claimant struct {
 	lose context.CancelCauseFunc
 
 	mu      sync.Mutex
-	made    bool                       // the mark was created; guarded by mu
 	version int32                      // version of the mark; guarded by mu
 	seen    int64                      // a connection over which, or after which, the servers have found the mark; guarded by mu
 	ended   bool                       // the claimant must claim nothing more; guarded by mu
@@ -50,7 +49,7 @@ type claimant struct {
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
 	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
 
-	watch *session.OwnWatch // watch of the mark; used only by the goroutine that has the `turn`
+	watch *session.OwnWatch // watch of the mark; nil until the mark is created; used only by the goroutine that has the `turn`
 }
 
 // whenIdle is the time after which a claimant without users and items ends.
@@ -142,12 +141,11 @@ func (c *claimant) finish(leaving <-chan struct{}) {
 	}
 	loss := context.Cause(c.held)
 	c.turn <- struct{}{} // a write of a board may still be under way
-	left := c.watch.Drop()
+	made, left := c.watch != nil, c.watch.Drop()
 	<-c.turn
 	c.mu.Lock()
 	c.ended = true
 	c.timer.Stop()
-	made := c.made
 	c.stake.Drop()
 	var lost []*item
 	for _, items := range c.items {
@@ -193,8 +191,6 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
 	c.flush() // returned elements may come before `es` in the queue
-	done, err := c.inc.RoomFor(session.Finishing, c.check(false))
-	defer done()
 	c.mu.Lock()
 	known := cmp.Or(c.known[t.name], t)
 	mine := slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil })
@@ -205,14 +201,25 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	switch {
 	case c.inc.Ctx.Err() != nil:
 		return nil, session.ErrEnded
-	case c.q.m.Failure() != nil || err != nil:
-		return nil, cmp.Or(c.q.m.Failure(), err)
+	case c.q.m.Failure() != nil:
+		return nil, c.q.m.Failure()
 	case c.held.Err() != nil:
 		return nil, session.ErrVanished
 	case mine || known.version > t.version:
 		// The claimant has written the board since `t` was read, and may have claimed `es` already. If the
 		// reply to a new claim were lost, its line could not show whether the servers have applied the claim.
 		return nil, errOutrun
+	}
+	if c.watch == nil { // the first claim
+		since := c.inc.Watches.Connection()
+		mark := session.Creation{Dir: session.Dir{Path: c.q.live}, Paths: []string{c.path()}, Data: c.q.m.Owner}
+		if err := c.inc.CreateEphemeral(session.Finishing, &mark); err != nil {
+			c.lose(nil) // the servers may have created the mark, so its name is not used again
+			return nil, err
+		}
+		c.exists(nil, since)
+		c.watch = c.inc.WatchOwn(c.path(), c)
+		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
 	next := c.next(t)
 	line := next.lines[c.mark]
@@ -333,9 +340,8 @@ func (c *claimant) wroteLocked(t *lot) {
 // of them again, because clients delete empty buckets.
 const maxKnown = 1000
 
-// The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. It
-// also creates the mark if the claimant has none yet. If another client has written or deleted the
-// bucket, the error is BadVersion or NoNode.
+// The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. If
+// another client has written or deleted the bucket, the error is BadVersion or NoNode.
 //
 // If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
 // that line while the mark exists.
@@ -362,8 +368,7 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 	return rs, err
 }
 
-// The method `transact` checks the mark, or creates it, and applies `ops`, in one transaction and
-// exactly once. If `touch` is set, the transaction writes the mark, which then has the zxid of the
+// The method `transact` checks the mark and applies `ops`, in one transaction and exactly once. If `touch` is set, the transaction writes the mark, which then has the zxid of the
 // transaction. If `transact` returns an error, the result `open` says whether the servers may have
 // applied the transaction, or may apply it later.
 //
@@ -412,7 +417,7 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			}
 			open = false // no earlier attempt can cause the next refusal
 		case session.FailedOp(rs) == 0:
-			if err := c.unchecked(first, err); err != nil {
+			if err := c.unchecked(err); err != nil {
 				return nil, false, err
 			}
 		default:
@@ -429,7 +434,6 @@ func (c *claimant) unknown(err error) error {
 	if session.OutcomeOf(err) != session.Answered {
 		return err
 	}
-	c.exists(nil, 0) // perhaps because of the transaction
 	c.lose(c.inc.GivenUp(err))
 	return session.ErrVanished
 }
@@ -440,71 +444,49 @@ func isOver(err error) bool {
 }
 
 // The method `check` returns the first operation of every transaction of the claimant. The
-// operation creates the mark, checks it, or writes it if `touch` is set.
+// operation checks the mark, or writes it if `touch` is set.
 func (c *claimant) check(touch bool) any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case !c.made:
-		return &zk.CreateRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Acl: c.q.m.Config.ACL, Flags: zk.FlagEphemeral}
-	case touch:
+	if touch {
 		return &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: c.version}
 	}
 	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
 // The method `exists` records that the mark exists, and its version if `stat` is not nil. The servers have
-// found it over the connection with the number `since` or a later one; 0: unknown. The first call also
-// begins to watch the mark.
+// found it over the connection with the number `since` or a later one; 0: unknown.
 func (c *claimant) exists(stat *zk.Stat, since int64) {
 	c.mu.Lock()
-	made := c.made
-	c.seen = max(c.seen, since)
-	if c.made = true; stat != nil {
+	defer c.mu.Unlock()
+	if c.seen = max(c.seen, since); stat != nil {
 		c.version = max(c.version, stat.Version)
-	}
-	c.mu.Unlock()
-	if !made {
-		c.watch = c.inc.WatchOwn(c.path(), c)
-		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
 }
 
 // The method `unchecked` is called when the servers have refused the operation that `check`
 // returned. If it returns nil, the caller must send the transaction again.
-func (c *claimant) unchecked(op any, err error) error {
-	_, makes := op.(*zk.CreateRequest)
+func (c *claimant) unchecked(err error) error {
 	switch {
-	case makes && session.IsNoNode(err):
-		return c.inc.MakeDir(session.Finishing, session.Dir{Path: c.q.live})
-	case !makes && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
+	case session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 		c.exists(stat, 0)
 		return err
-	case !makes && session.IsNoNode(err):
+	case session.IsNoNode(err):
 		c.lose(c.inc.Deleted())
 		return session.ErrVanished
 	}
 	return err
 }
 
-// The method `fence` writes the mark, or creates it. From then on, the servers refuse every earlier
-// attempt that has no reply, because such an attempt expects the old version of the mark, or creates
-// the mark. The result `was` is the Stat of the mark before that.
+// The method `fence` writes the mark. From then on, the servers refuse every earlier attempt that has
+// no reply, because such an attempt expects the old version of the mark. The result `was` is the Stat
+// of the mark before that.
 func (c *claimant) fence() (was zk.Stat, err error) {
 	c.mu.Lock()
-	version, made := c.version, c.made
+	version := c.version
 	c.mu.Unlock()
 	ctx := session.Finishing
-	for !made {
-		op := c.check(false)
-		if _, err := c.inc.Multi(ctx, op); err == nil || session.IsNodeExists(err) { // NodeExists: an earlier attempt was applied
-			c.exists(nil, 0)
-			return was, nil
-		} else if err = c.unchecked(op, err); err != nil {
-			return was, err
-		}
-	}
 	stat, err := c.inc.ExistsFresh(ctx, c.path())
 	if stat != nil {
 		was = *stat

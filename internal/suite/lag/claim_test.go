@@ -13,10 +13,10 @@ import (
 	"github.com/zsync/zsync/zktest"
 )
 
-// The first claim of a session also creates its mark. The claim is held up on its way to the leader, and the servers
-// refuse the next attempt because of the ACL of the bucket. If they carried out the first attempt later, nobody would
-// deliver the elements while the session lives. Two mechanisms prevent that, and each is enough here: the claimant
-// creates the mark (claimant.fence), and the session does not return to the server too soon (trail).
+// A claim is held up on its way to the leader, and the servers refuse the next attempt because of the ACL of the
+// bucket. If they carried out the first attempt later, nobody would deliver the elements while the session lives. Two
+// mechanisms prevent that, and each is enough here: the claimant writes its mark (claimant.fence), and the session does
+// not return to the server too soon (trail).
 func TestAClaimThatWasRefusedIsNotCarriedOutLater(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		const timeout = 10 * time.Second
@@ -32,8 +32,10 @@ func TestAClaimThatWasRefusedIsNotCarriedOutLater(t *testing.T) {
 		route := harness.NewRoute(e, 0)
 		a, b := connect(route.Dial), connect(harness.NewRoute(e, 2).Dial)
 		qa, qb := zsync.NewQueue[int](a, "/q"), zsync.NewQueue[int](b, "/q")
-		harness.Must(t, qb.Send(ctx, 0, 1, 2))
-		harness.Must(t, second(qa.Len(ctx)))
+		harness.Must(t, qb.Send(ctx, -1, 0, 1, 2))
+		d, err := qa.Receive(ctx) // from now on, there is a mark
+		harness.Must(t, err)
+		harness.Must(t, d.Ack(ctx))
 		plain, _, err := zk.Connect(e.Addrs()[1:2], timeout, zk.WithDialer(e.Dial), zk.WithLogInfo(false))
 		harness.Must(t, err)
 		defer plain.Close()
