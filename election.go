@@ -43,8 +43,7 @@ func WithPriority(p int) ElectionOption {
 // # Loss
 //
 // If the session ends, the leadership is lost and another process may lead. A candidate that
-// campaigns again is a new one, at the back of the line. Against late writes, use [Election.Token]
-// or [Election.Txn].
+// campaigns again is a new one, at the back of the line.
 //
 // # Errors
 //
@@ -178,10 +177,9 @@ func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 // that error. Run also returns if the Session is closed or Campaign fails for good. If ctx ends,
 // Run returns the error of ctx. If f returns a different error, Run joins the two.
 //
-// f's context ends with the leadership: with cause [ErrLost] after a loss, [ErrClosed] at
-// [Session.Close], [ErrNotLocked] after a Resign. Return soon from f then: the next leader begins
-// when f has returned or the session has ended. [WithMaxHold] and [WithHealth] end a hanging f. If
-// f panics, so does Run.
+// f's context ends as in [Mutex.Do], and with cause [ErrNotLocked] after a Resign. Return soon from
+// f then: the next leader begins when f has returned or the session has ended. [WithMaxHold] and
+// [WithHealth] end the leadership of a hanging f. If f panics, so does Run.
 func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (err error) {
 	defer e.wrap("run", &err)
 	if e.misuse() == nil && f == nil {
@@ -258,24 +256,6 @@ func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ct
 	}
 	err = doHolding(ctx, e.s, d, f, release)
 	return err, ended
-}
-
-// Lost is [Mutex.Lost] for the present leadership.
-func (e *Election) Lost() <-chan struct{} { return e.lost(lock.Exclusive) }
-
-// Token is [Mutex.Token] for the present leadership.
-func (e *Election) Token(ctx context.Context) (int64, error) {
-	return e.token(ctx)
-}
-
-// Txn is [Mutex.Txn] for the present leadership.
-func (e *Election) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return e.txn(ctx, ops)
-}
-
-// Contenders returns the leader and the waiting candidates, in their order.
-func (e *Election) Contenders(ctx context.Context) ([]Contender, error) {
-	return e.contenders(ctx, &e.local.Line, firstHolds)
 }
 
 // Leader returns the first candidate in line. The result is never older than the call. Between two

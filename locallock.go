@@ -16,8 +16,8 @@ import (
 )
 
 // A localLock is a Mutex, an RWMutex or an Election: a line whose holds the goroutines of this
-// process share. It reports its operations to the tracer and the observer of its Session. If it is
-// part of another primitive, it has no Op, and nothing is reported.
+// process share. Its exported methods belong to all three. It reports its operations to the tracer and
+// the observer of its Session. If it is part of another primitive, it has no Op, and nothing is reported.
 type localLock struct {
 	made
 	local lock.Lock
@@ -77,11 +77,13 @@ func (q *localLock) release(mode lock.HoldMode) error {
 	return q.local.Unlock(mode)
 }
 
-func (q *localLock) lost(modes ...lock.HoldMode) <-chan struct{} {
+// Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
+// closed. A release does not close it.
+func (q *localLock) Lost() <-chan struct{} {
 	if q.misuse() != nil {
 		return session.ClosedChan
 	}
-	return q.local.Standing(modes...).Done()
+	return q.local.Standing(lock.Exclusive, lock.Shared).Done()
 }
 
 // The method `current` returns a hold of q, and its mode, for a goroutine that holds, in the Do d or,
@@ -93,7 +95,10 @@ func (q *localLock) current(d *doCall) (*lock.Grant, lock.HoldMode, error) {
 	return q.local.Current(d.bare())
 }
 
-func (q *localLock) token(ctx context.Context) (tok int64, err error) {
+// Token returns the fencing token of the present hold, greater than those of all earlier holds, even
+// if the path was deleted since: storage can refuse late writes. The first call of a hold takes 1
+// round trip, later calls none.
+func (q *localLock) Token(ctx context.Context) (tok int64, err error) {
 	err = q.withCurrent(ctx, func(g *lock.Grant, mode lock.HoldMode) (err error) {
 		tok, err = g.Token(ctx, mode == lock.Exclusive)
 		return err
@@ -101,11 +106,12 @@ func (q *localLock) token(ctx context.Context) (tok int64, err error) {
 	return tok, opError("token", q.path, err)
 }
 
-func (q *localLock) txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, err error) {
+// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
+// servers check it. [Session.Txn] has the rest.
+func (q *localLock) Txn(ctx context.Context, ops ...any) (rs []zk.MultiResponse, err error) {
 	err = q.withCurrent(ctx, func(g *lock.Grant, _ lock.HoldMode) (err error) {
 		// This is not g's channel. If g is the use of a reader, the RUnlock of another reader may end it.
-		lost := q.lost(lock.Exclusive, lock.Shared)
-		rs, err = q.s.sending(ctx, lost, ops, func(ops []any) ([]zk.MultiResponse, error) { return q.local.Txn(ctx, g, ops) })
+		rs, err = q.s.sending(ctx, q.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return q.local.Txn(ctx, g, ops) })
 		return err
 	})
 	return rs, opError("txn", q.path, err)
@@ -125,7 +131,7 @@ func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode 
 			continue
 		}
 		if errors.Is(err, ErrLost) {
-			q.lost(lock.Exclusive, lock.Shared) // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that before we return
+			q.Lost() // g may be the released hold of another goroutine; our hold is lost too, and Lost must show that before we return
 		}
 		return err
 	}
@@ -195,6 +201,21 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 	}
 }
 
+// Contenders returns the holders and the waiters, in order.
+func (q *localLock) Contenders(ctx context.Context) ([]Contender, error) {
+	l := &q.local.Line
+	return q.contenders(ctx, l, func(all []lock.Child, i int) (Mode, bool) {
+		// If two znodes have the same number, they are the write znode and the read znode of one hold.
+		ahead := all[:i]
+		if i > 0 && all[i-1].Base != all[i].Base && all[i-1].SamePlace(all[i]) {
+			ahead = all[:i-1]
+		}
+		mode := lock.HoldMode(slices.Index(l.Bases, all[i].Base))
+		blocker, _ := l.Blocker(mode, ahead)
+		return Mode(mode), blocker == nil
+	})
+}
+
 // The method `contenders` does the work of the methods named Contenders, for the line of m. The
 // function judge returns the mode of the i'th contender, and whether that contender holds.
 func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) (out []Contender, err error) {
@@ -220,9 +241,6 @@ func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lo
 	})
 	return out, err
 }
-
-// firstHolds judges the contenders for an exclusive hold.
-func firstHolds(_ []lock.Child, i int) (Mode, bool) { return ModeExclusive, i == 0 }
 
 // A doCall is one call of Do, with the grant that it has.
 type doCall struct {

@@ -117,9 +117,8 @@ func newSetup(opts []LockOption) setup {
 }
 
 // WithHandoffs limits the handoffs in a row while another process, or another value of the path,
-// waits. A handoff between goroutines that use one value takes no round trip. The default is 16.
-// With 0, every goroutine has its own place in the line, in the order of arrival across all
-// processes.
+// waits. The default is 16. With 0, every goroutine has its own place in the line, in the order of
+// arrival across all processes.
 func WithHandoffs(n int) LockOption {
 	return checked(func(c *setup) {
 		c.handoffs, c.notElection, c.notGroup = n, "WithHandoffs", "WithHandoffs"
@@ -133,8 +132,7 @@ func WithHandoffs(n int) LockOption {
 // A new contender fires a watch. It gets the place one round trip later, or after at most
 // [WithHandoffs] handoffs, or at most a session timeout later if the retaining process is paused or
 // cut off. A TryLock elsewhere waits up to half a second for the place; Curator and kazoo see a
-// held lock. A hold is as safe as without retention. A Session retains at most 128 places;
-// meanwhile, it sends requests as a holder does. WithHandoffs(0) excludes WithRetention.
+// held lock. A Session retains at most 128 places; meanwhile, it sends requests as a holder does.
 func WithRetention(d time.Duration) LockOption {
 	return checked(func(c *setup) {
 		c.retain, c.notElection, c.notGroup = d, "WithRetention", "WithRetention"
@@ -148,10 +146,10 @@ func WithLayout(l Layout) LockOption {
 	return option(func(c *setup) { c.layout = l })
 }
 
-// WithMaxHold ends a hold after d, as a loss with [LossGivenUp]. By default, a holder that hangs
-// but stays connected blocks all waiters. The next waiter is granted when the holder releases, or a
-// tenth of the session timeout after the loss. A handoff starts d again. A process loses its read
-// holds together, and its permits together; Do ends its own, Release and RUnlock the oldest.
+// WithMaxHold ends a hold after d, as a loss with [LossGivenUp] (default: no limit). The next waiter
+// is granted when the holder releases, or a tenth of the session timeout after the loss. A handoff
+// starts d again. A process loses its read holds together, and its permits together; Do ends its
+// own, Release and RUnlock the oldest.
 func WithMaxHold(d time.Duration) LockOption {
 	return checked(func(c *setup) {
 		c.limits, c.notGroup = cmp.Or(c.limits, new(lock.Limits)), "WithMaxHold"

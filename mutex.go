@@ -3,8 +3,6 @@ package zsync
 import (
 	"context"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
@@ -26,7 +24,7 @@ import (
 // If the session ends, or another client deletes the znode, the Mutex is lost and another process
 // may hold it. Unlock a lost Mutex, too: until then, Lock waits, so two goroutines with one *Mutex
 // never work at once. Lock returns [ErrDeadlock] if the lost hold is not of a Do, and no Unlock
-// comes within one to two session timeouts. Against late writes, use [Mutex.Token] or [Mutex.Txn].
+// comes within one to two session timeouts.
 //
 // # Cost
 //
@@ -77,24 +75,6 @@ func (m *Mutex) TryLock(ctx context.Context) (bool, error) {
 // Unlock unlocks m. After [ErrLost], nothing is left to unlock.
 func (m *Mutex) Unlock() error { return opError("unlock", m.path, m.release(lock.Exclusive)) }
 
-// Lost returns a channel that is closed when the present hold is lost. Without a hold, it is
-// closed. Unlock does not close it.
-func (m *Mutex) Lost() <-chan struct{} { return m.lost(lock.Exclusive) }
-
-// Token returns the fencing token of the present hold: a number greater than the token of every
-// earlier hold of the path, even if the path was deleted since. Storage that remembers the
-// greatest token can refuse a late write. The first call of a hold takes 1 round trip, later
-// calls none.
-func (m *Mutex) Token(ctx context.Context) (int64, error) {
-	return m.token(ctx)
-}
-
-// Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
-// servers check it. [Session.Txn] has the rest.
-func (m *Mutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return m.txn(ctx, ops)
-}
-
 // Revoke asks m's holder to release m: the holder's [Mutex.Revoked] is closed. The holder decides;
 // later holders are not asked. To release a place that is only retained, Revoke joins the line for
 // up to half a second. Without a holder, it returns [ErrNotLocked]. The owner in the znode becomes
@@ -134,11 +114,6 @@ func (m *Mutex) Revoked() <-chan struct{} {
 		return session.ClosedChan
 	}
 	return g.Claim.Asked()
-}
-
-// Contenders returns the holder and the waiters of m, in order.
-func (m *Mutex) Contenders(ctx context.Context) ([]Contender, error) {
-	return m.contenders(ctx, &m.local.Line, firstHolds)
 }
 
 // Do runs f while it holds m, and returns f's error, the error of the release, or both joined. f's

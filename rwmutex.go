@@ -3,8 +3,6 @@ package zsync
 import (
 	"context"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/trace"
 )
@@ -17,18 +15,19 @@ import (
 //
 // While a live session holds it for writing, no other session holds it. Waiters are served in the
 // order in which the servers stored them, readers and writers alike, so neither starves the other.
-// The goroutines that use one *RWMutex share places in the line, see [WithHandoffs]. The n'th
-// Unlock synchronizes before the m'th Lock for n < m, and before every later RLock; an RUnlock
-// synchronizes before the next Lock.
+// Goroutines that use one *RWMutex share places ([WithHandoffs]). The n'th Unlock synchronizes
+// before the m'th Lock for n < m, and before every later RLock; an RUnlock synchronizes before the
+// next Lock.
 //
 // Do not take a read lock twice in one goroutine, except through [RWMutex.RDo]: a writer between
 // the two blocks the second. A read lock cannot be upgraded.
 //
 // # Loss
 //
-// If the session ends, every hold of this process is lost and another process may hold the lock. As
-// with a Mutex, Lock and RLock then wait until the lost holds have been unlocked, or return
-// [ErrDeadlock].
+// If the session ends, every hold of this process is lost. As with a [Mutex], Lock and RLock then
+// wait until the lost holds have been unlocked, or return [ErrDeadlock]. Lost and Token are for the
+// write hold or, without one, for all read holds. A reader's token is greater than those of the holds
+// that ended before its own began; a later call can return a greater one.
 //
 // # Cost
 //
@@ -117,39 +116,6 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 	return opError("downgrade", rw.path, err)
 }
 
-// Lost is [Mutex.Lost] for the write hold or, without one, for all read holds.
-func (rw *RWMutex) Lost() <-chan struct{} { return rw.lost(lock.Exclusive, lock.Shared) }
-
-// Token is like [Mutex.Token], for the write hold if there is one. It is greater than that of every
-// hold that ended before this one began. Readers of one process share it; a later call can return a
-// greater one.
-func (rw *RWMutex) Token(ctx context.Context) (int64, error) {
-	return rw.token(ctx)
-}
-
-// Txn is [Mutex.Txn], for the present hold, for writing or for reading.
-func (rw *RWMutex) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return rw.txn(ctx, ops)
-}
-
-// Contenders returns the holders of rw and the waiters, in their order. Goroutines of one process
-// that read together are one contender.
-func (rw *RWMutex) Contenders(ctx context.Context) ([]Contender, error) {
-	return rw.contenders(ctx, &rw.local.Line, func(all []lock.Child, i int) (Mode, bool) {
-		// If two znodes have the same number, they are the write znode and the read znode of one hold.
-		ahead := all[:i]
-		for len(ahead) > 0 && ahead[len(ahead)-1].SamePlace(all[i]) {
-			ahead = ahead[:len(ahead)-1]
-		}
-		mode := lock.Shared
-		if all[i].Base == rw.local.Line.Base(lock.Exclusive) {
-			mode = lock.Exclusive
-		}
-		blocker, _ := rw.local.Line.Blocker(mode, ahead)
-		return Mode(mode), blocker == nil
-	})
-}
-
 // Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "do", lock.Exclusive, f)
@@ -167,6 +133,3 @@ func (rw *RWMutex) parts() (*localLock, []lock.HoldMode) {
 func (r *rlocker) parts() (*localLock, []lock.HoldMode) {
 	return &r.localLock, []lock.HoldMode{lock.Shared}
 }
-
-// Lost returns a channel that is closed when a read lock of this process is lost.
-func (r *rlocker) Lost() <-chan struct{} { return r.lost(lock.Shared) }

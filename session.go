@@ -24,11 +24,9 @@ import (
 )
 
 // A Session is a connection to a ZooKeeper ensemble. Create one per process and share it among all
-// primitives and goroutines. It reconnects by itself, and holds survive a change of server. If its
-// ZooKeeper session ends, the Session opens a new one. A client that is cut off learns of a loss
-// before the servers can grant its locks to another client, if the clocks of both run at about the
-// same rate. The time that a machine sleeps counts as elapsed, by the wall clock. So a wall clock
-// that is set forward can cause a loss.
+// primitives and goroutines. It reconnects, and holds survive a change of server. If its ZooKeeper
+// session ends, the Session opens a new one. A client that is cut off learns of a loss before the
+// servers can grant its locks to another client (assumptions: docs/guarantees.md).
 //
 // # Cost
 //
@@ -83,8 +81,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 // before another session can get them. Close releases other locks at once.
 //
 // Then Close waits up to a second for work that only this process can finish: the return of Queue
-// elements, changes of a [WaitGroup], receipts, a Transfer. If no server answers, znodes stay for
-// the session timeout.
+// elements, changes of a [WaitGroup], receipts, a Transfer.
 func (s *Session) Close() error {
 	s.m.Close()
 	return nil

@@ -22,8 +22,7 @@ import (
 //	ok, err := limit.CompareAndSwap(ctx, version, n+1)
 //	for n := range limit.Watch(ctx) { … } // the value, now and after each change
 //
-// Operations are linearizable: a hundred Updates that each add one add a hundred. Load relies on
-// ZooKeeper's sync (docs/guarantees.md).
+// Operations are linearizable, so no Update is lost.
 //
 // # Loss
 //
