@@ -69,10 +69,9 @@ type Election struct {
 
 // The type `term` is a leadership during which Run calls its function.
 type term struct {
-	grant    *lock.Grant
-	stop     context.CancelCauseFunc // ends the context of the function
-	resigned func() error            // completes the release that Resign has begun; nil before Resign; guarded by Election.mu
-	left     chan struct{}           // closed when the function has returned and the znode is released
+	call     *doCall       // of the function; nil before Run has the leadership
+	resigned func() error  // completes the release that Resign has begun; nil before Resign; guarded by Election.mu
+	left     chan struct{} // closed when the function has returned and a resigned znode is released
 }
 
 // NewElection returns the Election at path.
@@ -115,23 +114,22 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 // most once: while it leads or campaigns, another Campaign waits as [Mutex.Lock] would. After a
 // loss, no Resign is needed.
 func (e *Election) Campaign(ctx context.Context) error {
-	_, _, err := e.campaign(ctx, false)
+	_, g, err := e.acquire(ctx, lock.Exclusive, false)
+	if err == nil {
+		e.fulfil(g)
+	}
 	return opError("campaign", e.path, err)
 }
 
-// The method `campaign` waits until e leads, and returns the context for the leadership. The argument
-// `run` is true if the caller is Run.
-func (e *Election) campaign(ctx context.Context, run bool) (context.Context, *lock.Grant, error) {
-	ctx, g, err := e.acquire(ctx, lock.Exclusive, run)
-	if err == nil { // e has read the wishes that name it when its turn came, and they are fulfilled now
-		e.mu.Lock()
-		for _, name := range e.wishes {
-			dropWish(g.Claim.Incarnation, session.ChildPath(e.local.Line.Dir, name), "")
-		}
-		e.wishes = nil
-		e.mu.Unlock()
+// The method `fulfil` is called when e has got the leadership g. It deletes the wishes that name e, and
+// that e has read when its turn came.
+func (e *Election) fulfil(g *lock.Grant) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, name := range e.wishes {
+		dropWish(g.Claim.Incarnation, session.ChildPath(e.local.Line.Dir, name), "")
 	}
-	return ctx, g, err
+	e.wishes = nil
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate leads
@@ -150,11 +148,11 @@ func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
 	finish, found := e.local.BeginRelease(g)
 	t := e.run
-	if t != nil && (t.grant != g || !found) {
+	if t != nil && (t.call.grant() != g || !found) {
 		t = nil
 	}
-	if t != nil {
-		t.stop(ErrNotLocked)
+	if t != nil { // the function must return first, so Run completes the release
+		t.call.ending().End(ErrNotLocked)
 		t.resigned = finish
 	}
 	e.mu.Unlock()
@@ -186,24 +184,54 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 		return session.Invalid("the function is nil")
 	}
 	for {
-		leading, g, err := e.campaign(ctx, true)
-		if err != nil {
-			return err
+		var failed error
+		t := &term{left: make(chan struct{})}
+		ended := e.do(ctx, "run", lock.Exclusive, func() { e.leave(t) }, func(ctx context.Context) error {
+			t.call = e.within(ctx)
+			e.fulfil(t.call.grant())
+			e.mu.Lock()
+			leads := t.call.holds() // else Resign has released the hold, or it was lost, and another candidate may lead
+			if leads {
+				e.run = t
+			}
+			e.mu.Unlock()
+			if leads {
+				failed = f(ctx)
+			}
+			return nil
+		})
+		if t.call == nil { // e has not led
+			return ended
 		}
-		err, ended := e.lead(ctx, leading, g, f)
+		ended = plainError(ended)
 		switch closed := e.s.m.Failure(); {
 		case ctx.Err() != nil:
-			return endOfRun(session.CtxErr(ctx), err, ctx.Err(), context.Cause(ctx))
+			return endOfRun(session.CtxErr(ctx), failed, ctx.Err(), context.Cause(ctx))
 		case closed != nil && errors.Is(ended, ErrLost):
-			return endOfRun(ended, err, context.Canceled, ErrClosed)
+			return endOfRun(ended, failed, context.Canceled, ErrClosed)
 		case closed != nil:
-			return endOfRun(closed, err, context.Canceled, ErrClosed)
+			return endOfRun(closed, failed, context.Canceled, ErrClosed)
 		case errors.Is(ended, ErrLost), errors.Is(ended, ErrNotLocked):
-			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "reason", ended, "err", err)
-		case err != nil || ended != nil:
-			return cmp.Or(err, ended)
+			e.s.m.Log.Warn("zsync: leadership ended", "path", e.path, "reason", ended, "err", failed)
+		case failed != nil || ended != nil:
+			return cmp.Or(failed, ended)
 		}
 	}
+}
+
+// The method `leave` is called when Run's function has returned, before Run releases the hold. If
+// Resign has begun the release, `leave` completes it.
+func (e *Election) leave(t *term) {
+	e.mu.Lock()
+	finish := t.resigned
+	if e.run == t {
+		e.run = nil
+	}
+	e.mu.Unlock()
+	if finish != nil {
+		finish()
+	}
+	close(t.left)
 }
 
 // endOfRun returns the error `end` that has ended a Run, joined with the function's error err, unless
@@ -213,49 +241,6 @@ func endOfRun(end, err error, causes ...error) error {
 		return end
 	}
 	return errors.Join(end, err)
-}
-
-// The method `lead` runs f while e holds g, and then releases g. It returns f's error and the
-// error of the release. The argument outer is the context of Run.
-func (e *Election) lead(outer, leading context.Context, g *lock.Grant, f func(ctx context.Context) error) (err, ended error) {
-	ctx, end, rest := session.EndingContext(leading)
-	defer rest()
-	defer end(nil)
-	t := &term{grant: g, stop: end, left: make(chan struct{})}
-	e.mu.Lock()
-	_, leads := e.local.ModeOf(g)
-	if leads {
-		e.run = t
-	}
-	e.mu.Unlock()
-	d := e.newDoCall(outer, e.kind, e.local.Line.Bases[lock.Exclusive], nil, g)
-	release := func() error {
-		e.mu.Lock()
-		// If Resign has begun the release, complete it now, when the function has returned.
-		finish, resigned := t.resigned, t.resigned != nil
-		if !resigned {
-			var found bool
-			if finish, found = e.local.BeginRelease(g); !found && g.Err() != nil {
-				finish = g.Release // after the loss, the next Campaign of this process has begun already
-			}
-		}
-		if e.run == t {
-			e.run = nil
-		}
-		e.mu.Unlock()
-		if ended = d.giveUp(outer, e.s.m, finish); ended == nil && resigned {
-			ended = ErrNotLocked
-		}
-		close(t.left)
-		return nil
-	}
-	if err := d.function.Begin(); err != nil || !leads {
-		// Without `leads`, Resign has released g, or g was lost, and another candidate may lead.
-		release()
-		return nil, cmp.Or(err, ended)
-	}
-	err = doHolding(ctx, e.s, d, f, release)
-	return err, ended
 }
 
 // Leader returns the first candidate in line. The result is never older than the call. Between two

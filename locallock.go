@@ -137,14 +137,14 @@ func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode 
 	}
 }
 
-// The method `do` does the work of Do and RDo: it runs f with a hold, and releases the hold, or the
-// hold that Cond.Wait has acquired instead. If f has unlocked the hold in another way, `do` has
-// nothing to release, and returns ErrNotLocked.
-func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, f func(ctx context.Context) error) error {
+// The method `do` does the work of Do and RDo, and of one leadership of Run: it runs f with a hold,
+// calls the function `rest`, and releases the hold, or the hold that Cond.Wait has acquired instead.
+// If f has unlocked the hold in another way, `do` has nothing to release, and returns ErrNotLocked.
+func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest func(), f func(ctx context.Context) error) error {
 	if q.misuse() == nil && f == nil {
 		return opError(op, q.path, session.Invalid("the function is nil"))
 	}
-	if d := q.within(ctx); d != nil && ctx.Err() == nil {
+	if d := q.within(ctx); d != nil && ctx.Err() == nil && !q.local.Elects {
 		return d.nest(ctx, op, q.path, mode, f)
 	}
 	ctx, g, err := q.acquire(ctx, mode, true)
@@ -153,8 +153,7 @@ func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, f fun
 	}
 	d := q.newDoCall(ctx, q.kind, q.local.Line.Bases[mode], &q.local, g)
 	if err := d.function.Begin(); err != nil {
-		finish, _ := q.local.BeginRelease(g)
-		q.s.m.GiveUp(ctx, finish)
+		q.s.m.GiveUp(ctx, func() error { return q.local.Release(g) })
 		return opError(op, q.path, err)
 	}
 	return doHolding(ctx, q.s, d, f, func() error {
@@ -163,7 +162,10 @@ func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, f fun
 			d.function.End()
 			return opError(op, q.path, ErrNotLocked)
 		}
-		return opError(op, q.path, d.giveUp(ctx, q.s.m, func() error { return l.Release(g) }))
+		return opError(op, q.path, d.giveUp(ctx, q.s.m, func() error {
+			rest()
+			return l.Release(g)
+		}))
 	})
 }
 
@@ -251,9 +253,9 @@ type doCall struct {
 	kind, path, base string // of the primitive, and of the name of its contender; primitives of one path with different kinds do not nest
 
 	mu   sync.Mutex
-	l    *lock.Lock      // the lock of g; nil if g is the grant of a Once or of a Run; guarded by mu
+	l    *lock.Lock      // the lock of g; nil if g is the grant of a Once; guarded by mu
 	g    *lock.Grant     // nil while Cond.Wait has released it; guarded by mu
-	lost *session.Ending // ends when g is lost, and stays ended until d has another g; guarded by mu
+	lost *session.Ending // ends when g is lost or Resign ends it, and stays ended until d has another g; guarded by mu
 }
 
 // newDoCall returns the doCall of a new call of Do, which has the grant g of the lock l. For a
@@ -297,6 +299,15 @@ func (d *doCall) now() (*lock.Lock, *lock.Grant) {
 	return d.l, d.g
 }
 
+func (d *doCall) grant() *lock.Grant { _, g := d.now(); return g }
+
+// The method `ending` returns the Ending that ends d's contexts.
+func (d *doCall) ending() *session.Ending {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lost
+}
+
 // The method `set` replaces the grant of d by g, which may be nil.
 func (d *doCall) set(l *lock.Lock, g *lock.Grant) {
 	d.mu.Lock()
@@ -323,7 +334,7 @@ func (d *doCall) set(l *lock.Lock, g *lock.Grant) {
 // unlocked, ok is false.
 func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
 	switch l, g := d.now(); {
-	case l == nil: // the hold of a Once or of a Run
+	case l == nil: // the hold of a Once
 		return lock.Exclusive, true
 	case g == nil:
 		return 0, false
@@ -359,10 +370,7 @@ func (d *doCall) stands(mode lock.HoldMode) error {
 // the loss. It also ends when the Session begins to close, with cause ErrClosed, and at `stop`.
 func (d *doCall) untilLost(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, end, rest := session.EndingContext(ctx)
-	d.mu.Lock()
-	lost := d.lost
-	d.mu.Unlock()
-	leave := lost.AfterFunc(end)
+	leave := d.ending().AfterFunc(end)
 	stay := d.function.AfterClose(end)
 	return ctx, func() {
 		leave()

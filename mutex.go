@@ -124,7 +124,7 @@ func (m *Mutex) Revoked() <-chan struct{} {
 // returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f panics,
 // Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return m.do(ctx, "do", lock.Exclusive, f)
+	return m.do(ctx, "do", lock.Exclusive, func() {}, f)
 }
 
 // The method `parts` returns the lock of a Locker of this package, and the modes in which the

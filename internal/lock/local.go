@@ -434,7 +434,10 @@ func (l *Lock) Unlock(mode HoldMode) error {
 
 // Release ends the use of g.
 func (l *Lock) Release(g *Grant) error {
-	finish, _ := l.BeginRelease(g)
+	finish, found := l.BeginRelease(g)
+	if !found && l.Elects && g.Claim.Loss() != nil {
+		finish = g.Release // perhaps `forget` has dropped the lost hold of a Run
+	}
 	return finish()
 }
 
