@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/zsync/zsync/internal/codec"
@@ -74,15 +73,13 @@ type Membership[T any] struct {
 
 	leaving context.Context    // ends with Leave
 	leave   context.CancelFunc // begins to leave
-	ended   chan struct{}      // closed when run has returned
+	ended   chan struct{}      // closed when m has left, or cannot join or stay
 	err     error              // the reason why m could not join or stay; set before `ended` is closed
-	writing chan struct{}      // has a token during a Set, so that writes are sent one after the other
+	joined  chan struct{}      // closed when m has joined for the first time
+	writing chan struct{}      // has a token while a goroutine uses the next two fields, or writes the znode
 
-	mu     sync.Mutex
-	data   []byte               // the data that the znode has or must get; guarded by mu
-	taken  []byte               // the data that the servers stored last; guarded by mu
-	inc    *session.Incarnation // the session of the znode; nil while there is no znode; guarded by mu
-	joined chan struct{}        // closed when inc is set for the first time
+	data []byte               // the data that the znode has or must get
+	inc  *session.Incarnation // the session of the znode; nil while there is no znode
 }
 
 // Join makes the caller a member, and returns when other processes can see it. If another member
@@ -146,76 +143,40 @@ func (m *Membership[T]) ID() string { return m.id }
 
 // The method `run` keeps m in the group until m leaves or the Session is closed.
 func (m *Membership[T]) run() {
-	defer close(m.ended)
 	// Memberships of one Session take turns at an id: the servers cannot tell them apart.
 	first := make(chan struct{}, 1)
-	turn, free := m.g.s.ids.Of(m.path, &first), func() {}
+	turn := m.g.s.ids.Of(m.path, &first)
+	var gone *session.Deletion
 	select {
 	case *turn <- struct{}{}:
-		free = func() { <-*turn }
+		defer func() { <-*turn }()
+		m.err = m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
+			if gone, err = m.stay(inc); gone != nil {
+				gone.Await(session.Grace)
+			}
+			return err
+		})
 	case <-m.leaving.Done():
-	}
-	var gone *session.Deletion
-	m.err = m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
-		if gone, err = m.stay(inc); gone != nil {
-			gone.Await(session.Grace)
-		}
-		return err
-	})
-	if gone == nil || session.IsClosed(gone.Done) {
-		free()
-	} else {
-		// Until the deletion, the next member of this Session with this id would mistake the znode for its own.
-		m.g.s.m.Spawn(func() { <-gone.Done; free() })
 	}
 	if m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
 		m.g.s.m.Log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", m.err)
+	}
+	close(m.ended)
+	if gone != nil {
+		<-gone.Done // until then, the next member of this Session with this id would mistake the znode for its own
 	}
 }
 
 // The method `stay` keeps m in the group within one session. If it fails, it also returns the deletion
 // of the znode, if that may exist.
+//
+// It creates the znode after the deletion of another session's: of another member, or of our previous
+// session, which may end on the servers a little later than in this process.
 func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
 	for {
-		if gone, err := m.enter(inc); err != nil {
-			return gone, err
-		}
-		err := inc.AwaitOwnGone(m.leaving, m.path)
-		m.mu.Lock()
-		m.inc = nil
-		m.mu.Unlock()
-		switch {
-		case errors.Is(err, session.ErrEnded):
-			m.observe(session.EventLeft, inc.Loss())
-			return nil, err
-		case err != nil:
-			m.observe(session.EventLeft, nil)
-			m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
-			<-m.writing
-			return m.remove(inc), err
-		}
-		m.observe(session.EventLeft, inc.Deleted())
-		// Another client has deleted the znode: create it again.
-	}
-}
-
-// The method `remove` deletes m's znode in the background.
-func (m *Membership[T]) remove(inc *session.Incarnation) *session.Deletion {
-	return inc.Delete(&session.Deletion{Paths: []string{m.path}, By: func() error { return inc.RemoveOwn(m.path, "") }})
-}
-
-func (m *Membership[T]) observe(kind session.ReportKind, err error) {
-	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
-}
-
-// The method `enter` creates the znode in inc's session, after the deletion of another session's: of
-// another member, or of our previous session, which may end on the servers a little later than in this
-// process. If the method fails, it returns the deletion of the znode that it may have created.
-func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion, err error) {
-	for {
-		m.mu.Lock()
+		m.writing <- struct{}{}
 		data := m.data
-		m.mu.Unlock()
+		<-m.writing
 		dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // kazoo's objects create the path once, and rely on it
 		made := session.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
 		err := inc.CreateEphemeral(m.leaving, &made)
@@ -228,37 +189,44 @@ func (m *Membership[T]) enter(inc *session.Incarnation) (gone *session.Deletion,
 		if err != nil {
 			return made.Undo, err
 		}
-		for err == nil && !m.entered(inc, &data) { // Set was called before m.inc was set, and left the write to us
-			err = inc.SetOwn(m.leaving, m.path, data)
+		m.writing <- struct{}{}
+		if !slices.Equal(m.data, data) { // Set was called during the create, and left the write to us
+			err = inc.SetOwn(m.leaving, m.path, m.data)
+		}
+		if err == nil {
+			m.inc = inc
+		}
+		<-m.writing
+		if err == nil {
+			if !session.IsClosed(m.joined) {
+				close(m.joined)
+			}
+			m.observe(session.EventJoined, nil)
+			err = inc.AwaitOwnGone(m.leaving, m.path)
+			m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
+			m.inc = nil
+			<-m.writing
+			var why error
+			switch {
+			case err == nil:
+				why = inc.Deleted()
+			case errors.Is(err, session.ErrEnded):
+				why = inc.Loss()
+			}
+			m.observe(session.EventLeft, why)
 		}
 		switch {
-		case session.IsNoNode(err): // another client has deleted the znode
-			continue
 		case errors.Is(err, session.ErrEnded):
 			return nil, err
-		case err != nil:
-			return m.remove(inc), err
+		case err != nil && !session.IsNoNode(err):
+			return inc.Delete(&session.Deletion{Paths: []string{m.path}, By: func() error { return inc.RemoveOwn(m.path, "") }}), err
 		}
-		if !session.IsClosed(m.joined) {
-			close(m.joined)
-		}
-		m.observe(session.EventJoined, nil)
-		return nil, nil
+		// Another client has deleted the znode: create it again.
 	}
 }
 
-// The method `entered` is called when the znode in inc's session has *data. If Set has replaced the
-// data since, it sets *data and returns false. Otherwise, later calls of Set write.
-func (m *Membership[T]) entered(inc *session.Incarnation, data *[]byte) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.taken = *data
-	if !slices.Equal(m.taken, m.data) {
-		*data = m.data
-		return false
-	}
-	m.inc = inc
-	return true
+func (m *Membership[T]) observe(kind session.ReportKind, err error) {
+	m.g.s.m.Observe(session.Report{Kind: kind, Op: "join", Path: m.g.path, Err: err})
 }
 
 // Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
@@ -286,30 +254,21 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 		defer func() { <-m.writing }()
 	case <-writing.Done():
 	}
+	var was []byte
 	if err = session.CtxErr(writing); err == nil {
-		m.mu.Lock() // each Set stores its own data, in its turn: it must not return the refusal of another Set's data
-		m.data = data
-		inc := m.inc
-		m.mu.Unlock()
-		if inc == nil {
-			return nil // the method `enter` stores the data: in the request that creates the znode, or by a later write
+		was, m.data = m.data, data
+		if m.inc == nil {
+			return nil // the method `stay` stores the data: in the request that creates the znode, or by a later write
 		}
-		err = inc.SetOwn(writing, m.path, data) // NoNode if the znode now belongs to another session
+		err = m.inc.SetOwn(writing, m.path, data) // NoNode if the znode now belongs to another session
 	}
 	switch {
-	case err == nil:
-		m.mu.Lock()
-		m.taken = data
-		m.mu.Unlock()
 	case errors.Is(err, session.ErrEnded), session.IsNoNode(err):
 		return nil // the next znode is created with the data
-	case ctx.Err() == nil && m.leaving.Err() != nil:
+	case err != nil && ctx.Err() == nil && m.leaving.Err() != nil:
 		return ErrNotLocked
-	case session.OutcomeOf(err) == session.Answered:
-		// The servers refused the data, so the next znode must not have these data either.
-		m.mu.Lock()
-		m.data = m.taken
-		m.mu.Unlock()
+	case err != nil && session.OutcomeOf(err) == session.Answered:
+		m.data = was // the servers refused the data, so the next znode must not have these data either
 	}
 	return err
 }
