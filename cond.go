@@ -435,7 +435,7 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 // directly from a goroutine of this process that waits through another Session.
 func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
-	err := c.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err := c.during(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.NamesFresh(ctx, c.line.Dir)
 		if err == nil {
 			names, err = c.mend(ctx, inc, names)
@@ -451,9 +451,6 @@ func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 // Contenders returns, in their order, the waiters that have no signal yet.
 func (c *Cond) Contenders(ctx context.Context) (cs []Contender, err error) {
 	defer c.wrap("contenders", &err)
-	if c.misuse() != nil {
-		return nil, c.misuse()
-	}
 	waiting, err := c.unwoken(ctx)
 	if err != nil {
 		return nil, err

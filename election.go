@@ -247,10 +247,7 @@ func endOfRun(end, err error, causes ...error) error {
 // leaders, it can be a candidate that never leads.
 func (e *Election) Leader(ctx context.Context) (c Contender, err error) {
 	defer e.wrap("leader", &err)
-	if e.misuse() != nil {
-		return c, e.misuse()
-	}
-	err = e.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = e.during(ctx, func(inc *session.Incarnation) error {
 		known, _ := e.known.Load().(string)
 		name, n, err := e.local.Line.ReadFirst(ctx, inc, known)
 		switch {

@@ -285,11 +285,8 @@ func (m *Membership[T]) Leave() error {
 // If an info cannot be decoded, an error names its member.
 func (g *Group[T]) Members(ctx context.Context) (members []Member[T], err error) {
 	defer g.wrap("members", &err)
-	if g.misuse() != nil {
-		return nil, g.misuse()
-	}
 	var found map[string]session.Node
-	err = g.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = g.during(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.NamesFresh(ctx, g.dir())
 		if err == nil {
 			found, err = inc.GetChildren(ctx, g.dir(), names)

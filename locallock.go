@@ -222,10 +222,7 @@ func (q *localLock) Contenders(ctx context.Context) ([]Contender, error) {
 // function judge returns the mode of the i'th contender, and whether that contender holds.
 func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) (out []Contender, err error) {
 	defer m.wrap("contenders", &err)
-	if m.misuse() != nil {
-		return nil, m.misuse()
-	}
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = m.during(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.Names(ctx, l.Dir)
 		if err != nil {
 			return err

@@ -276,10 +276,7 @@ func (m *Map[V]) Len(ctx context.Context) (int, error) {
 }
 
 func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
-	if err := m.check(ctx); err != nil {
-		return nil, err
-	}
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = m.during(ctx, func(inc *session.Incarnation) error {
 		names, _, err = m.names(ctx, inc.ChildrenFresh)
 		return err
 	})
@@ -396,11 +393,8 @@ func (m *Map[V]) All(ctx context.Context) iter.Seq2[MapEntry[V], error] {
 // If the map changes all the time, `snapshot` follows it instead: see the type `follower` of package
 // session.
 func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, err error) {
-	if err := m.check(ctx); err != nil {
-		return nil, err
-	}
 	settled := false
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = m.during(ctx, func(inc *session.Incarnation) error {
 		var before map[string]session.Node
 		var listed int64
 		list := inc.ChildrenFresh // only the first listing must be fresh: later reads are not older

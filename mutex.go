@@ -81,10 +81,7 @@ func (m *Mutex) Unlock() error { return opError("unlock", m.path, m.release(lock
 // __REVOKE__.
 func (m *Mutex) Revoke(ctx context.Context) (err error) {
 	defer m.wrap("revoke", &err)
-	if m.misuse() != nil {
-		return m.misuse()
-	}
-	return m.s.m.During(ctx, func(inc *session.Incarnation) error {
+	return m.during(ctx, func(inc *session.Incarnation) error {
 		dir := m.local.Line.Dir
 		holder, err := m.local.Line.First(ctx, inc, inc.NamesFresh)
 		if err != nil {

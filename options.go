@@ -210,6 +210,14 @@ func (m *made) check(ctx context.Context) error {
 	return session.CtxErr(ctx)
 }
 
+// The method `during` is Manager.During for an operation of m that needs no other check.
+func (m *made) during(ctx context.Context, f func(inc *session.Incarnation) error) error {
+	if err := m.misuse(); err != nil {
+		return err
+	}
+	return m.s.m.During(ctx, f)
+}
+
 // checkNew checks the arguments of every constructor.
 func checkNew(s *Session, path string, err error) error {
 	if s == nil {

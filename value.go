@@ -93,9 +93,6 @@ func (v *Value[T]) init(s *Session, path string, opts []ValueOption) {
 // value, unless the codec decodes it.
 func (v *Value[T]) Load(ctx context.Context) (x T, version Version, err error) {
 	defer v.wrap("load", &err)
-	if err = v.check(ctx); err != nil {
-		return x, version, err
-	}
 	n, err := v.read(ctx, true)
 	if err == nil {
 		x, err = v.decode(n)
@@ -106,7 +103,7 @@ func (v *Value[T]) Load(ctx context.Context) (x T, version Version, err error) {
 // The method `read` reads the znode, as old as the server's state unless it is fresh. If nothing is
 // stored, the Stat is nil.
 func (v *Value[T]) read(ctx context.Context, fresh bool) (n session.Node, err error) {
-	err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = v.during(ctx, func(inc *session.Incarnation) error {
 		read := inc.Get
 		if fresh {
 			read = inc.GetFresh
@@ -256,9 +253,6 @@ func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (zero T, er
 	defer v.wrap("update", &err)
 	if v.misuse() == nil && f == nil {
 		return zero, session.Invalid("the function is nil")
-	}
-	if err := v.check(ctx); err != nil {
-		return zero, err
 	}
 	for try := 0; ; try++ {
 		// The first read may return an old value. Then the swap fails, and the loop reads again. All
