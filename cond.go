@@ -342,18 +342,14 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 		return false, err
 	}
 	ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
-	for _, w := range waiting {
-		stat, err := inc.Exists(ctx, session.ChildPath(c.line.Dir, w.Name))
-		if err != nil {
+	if len(waiting) > 0 {
+		first, err := inc.Exists(ctx, session.ChildPath(c.line.Dir, waiting[0].Name))
+		if err != nil || first == nil { // the waiter has just left, so `mend` lists the line again
 			return false, err
 		}
-		if stat == nil {
-			continue // the waiter has just left
+		if first.Czxid < given {
+			ops = append(ops, c.mark(waiting[0], strconv.FormatInt(given, 10))...)
 		}
-		if stat.Czxid < given {
-			ops = append(ops, c.mark(w, strconv.FormatInt(given, 10))...)
-		}
-		break
 	}
 	_, err = inc.Multi(ctx, ops...)
 	if errors.Is(err, zk.ErrNotEmpty) {

@@ -277,8 +277,14 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 				switch {
 				case err != nil:
 					return err
-				case first == "":
-					err = awaitAnyone(ctx, inc, line)
+				case first == "": // wait until the line may have a contender
+					err = inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchChildren, Path: line.Dir}, zk.EventNodeChildrenChanged, func(*conn.Watch) (found bool, err error) {
+						names, _, err := inc.Children(ctx, line.Dir)
+						return len(lock.ParseChildren(names, line.Bases...)) > 0, err
+					})
+					if session.IsNoNode(err) {
+						err = inc.AwaitMade(ctx, line.Dir) // a missing znode has no list of children to watch
+					}
 				default: // send the first contender, and wait for its deletion
 					err = inc.WhileThere(ctx, path, func(_ *zk.Stat, w *conn.Watch) error {
 						if first == told {
@@ -301,19 +307,4 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 			}
 		})
 	})
-}
-
-// awaitAnyone waits until the line may have a contender.
-func awaitAnyone(ctx context.Context, inc *session.Incarnation, line *lock.Line) error {
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: line.Dir})
-	defer inc.Watches.Leave(w)
-	switch names, _, err := inc.Children(ctx, line.Dir); {
-	case session.IsNoNode(err):
-		return inc.AwaitMade(ctx, line.Dir) // a missing znode has no list of children to watch
-	case err != nil:
-		return err
-	case len(lock.ParseChildren(names, line.Bases...)) > 0:
-		return nil
-	}
-	return inc.AwaitFired(ctx, w)
 }

@@ -129,16 +129,10 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 			})
 		}
 	}
-	if all = !slices.ContainsFunc(ls, isLost); !all {
+	if all = held.Err() == nil; !all {
 		return nil, nil, errPartLost
 	}
 	return held, unlock, nil
-}
-
-// isLost reports whether the hold of l is lost, if l can show that.
-func isLost(l Locker) bool {
-	h, ok := l.(interface{ Lost() <-chan struct{} })
-	return ok && session.IsClosed(h.Lost())
 }
 
 // partsOf returns the lock and the modes of a Locker of this package, see Mutex.parts. For another
