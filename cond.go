@@ -85,22 +85,22 @@ func (c *Cond) check() error {
 // or [RWMutex.RDo] of c.L, ctx may be the context of Do: Wait releases that hold and takes it again.
 // A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
+	if err := c.check(); err != nil {
+		if c.L != nil {
+			c.L.Unlock() // as after every other error
+		}
+		return opError("wait", c.path, err)
+	}
 	return c.waiting(ctx, "cond", c.wait)
 }
 
 func (c *Cond) wait(ctx context.Context) error {
-	if c.L == nil {
-		return c.check()
-	}
 	// Step 1. If it fails, L is unlocked too. If the session ends, the error is ErrEnded.
 	var p *lock.Claim
 	var roll *session.Roll
-	err := c.misuse()
+	inc, err := c.s.m.Incarnation(ctx)
 	if err == nil {
-		var inc *session.Incarnation
-		if inc, err = c.s.m.Incarnation(ctx); err == nil {
-			p, roll, err = c.line.Enter(ctx, inc, lock.Exclusive)
-		}
+		p, roll, err = c.line.Enter(ctx, inc, lock.Exclusive)
 	}
 	relock, unlocked := c.unlock(ctx)
 	if err == nil && unlocked == nil {
@@ -129,9 +129,6 @@ func (c *Cond) wait(ctx context.Context) error {
 // again. It chooses the hold before the background work begins: later, a Do may be over, and the
 // current hold may belong to another goroutine.
 func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
-	if c.misuse() != nil {
-		return nil, c.L.Unlock()
-	}
 	unlock, relock := c.L.Unlock, c.L.Lock
 	if q, modes := partsOf(c.L); q != nil {
 		unlock, relock = q.yield(q.within(ctx), modes[0])

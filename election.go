@@ -93,10 +93,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 			return plain(guid, lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo))
 		}
 	}
-	ln := lock.New(s.m, path, name, []string{LayoutCurator: "latch-", LayoutKazoo: "__lock__", LayoutSelector: "lock-"}[c.layout])
-	ln.Data = e.id
-	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
-	ln.Strict, ln.Limits, ln.Kind = true, c.limits, trace.Election
+	c.handoffs = 1
+	ln := e.init("election", "campaign", c, name, []string{LayoutCurator: "latch-", LayoutKazoo: "__lock__", LayoutSelector: "lock-"}[c.layout])
+	ln.Data, ln.Kind = e.id, trace.Election
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
 		defers, wishes = lock.Defers(me, names, ln.Bases, c.prior)
@@ -105,7 +104,6 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 		e.mu.Unlock()
 		return defers
 	}
-	e.init(s, "election", "campaign", path, ln, setup{handoffs: 1})
 	e.local.Elects = true
 	return e
 }

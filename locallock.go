@@ -27,10 +27,16 @@ type localLock struct {
 // Path returns the path that the primitive was made with.
 func (q *localLock) Path() string { return q.path } // made has it, too, but the reference (go/doc) shows no method of a type that is embedded twice
 
-func (q *localLock) init(s *Session, kind, op, path string, ln lock.Line, c setup) {
-	q.s, q.path, q.kind = s, path, kind
-	q.local.Manager, q.local.Path, q.local.Line, q.local.Op = s.m, path, ln, op
-	q.local.Handoffs, q.local.Retain, q.local.Kept = c.handoffs, c.retain, &s.kept
+// The method `init` makes the lock of q, which has its Session and its path already. The function
+// `name` returns the names of znodes, see lock.New.
+func (q *localLock) init(kind, op string, c setup, name func(guid, base string) string, bases ...string) *lock.Line {
+	l, ln := &q.local, lock.New(q.s.m, q.path, name, bases...)
+	ln.Strict, ln.Limits, ln.Keeps = true, c.limits, c.retain > 0
+	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
+	l.Manager, l.Path, l.Line, l.Op = q.s.m, q.path, ln, op
+	l.Handoffs, l.Retain, l.Kept = c.handoffs, c.retain, &q.s.kept
+	q.kind = kind
+	return &l.Line
 }
 
 // The method `acquire` waits for a grant, and reports the wait and the hold. The argument `pin` is

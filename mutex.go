@@ -50,11 +50,9 @@ func newMutex(s *Session, path string, c setup) *Mutex {
 	if c.layout == LayoutKazoo {
 		base = "__lock__"
 	}
-	m := new(Mutex)
-	ln := lock.New(s.m, path, c.layout.naming(), base)
-	ln.Strict, ln.Settled, ln.Limits, ln.Kept = true, true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
-	ln.Kind, ln.Keeps = trace.Mutex, c.retain > 0
-	m.init(s, "mutex", "lock", path, ln, c)
+	m := &Mutex{localLock{made: made{s: s, path: path}}}
+	ln := m.init("mutex", "lock", c, c.layout.naming(), base)
+	ln.Settled, ln.Kind = true, trace.Mutex
 	return m
 }
 

@@ -54,10 +54,8 @@ func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	if c.layout == LayoutKazoo {
 		write, read = "__lock__", "__rlock__"
 	}
-	ln := lock.New(s.m, path, c.layout.naming(), write, read)
-	ln.Strict, ln.Limits, ln.Kept = true, c.limits, c.layout == LayoutKazoo // kazoo's objects create the path once each
-	ln.Kind, ln.Keeps = trace.Write, c.retain > 0                           // for the writers
-	rw.init(s, "rwmutex", "lock", path, ln, c)
+	ln := rw.init("rwmutex", "lock", c, c.layout.naming(), write, read)
+	ln.Kind = trace.Write // of the writers
 	return rw
 }
 

@@ -340,13 +340,11 @@ func (o *operation) got(ctx context.Context, g *lock.Grant) context.Context {
 // tracer. f gets the context that the tracer makes from ctx. If ctx has ended the wait, the error
 // says how long the wait was.
 func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context.Context) error) error {
-	traced, o := m.s.begin(ctx, Op{Kind: OpWait, Primitive: primitive, Name: "wait", Path: m.path})
-	var err error
 	if m.misuse() != nil {
-		err = f(traced) // Cond.Wait unlocks its lock even then
-	} else {
-		err = waited(ctx, m.s.m, o.began, m.s.m.WhileOpen(traced, f))
+		return opError("wait", m.path, m.misuse())
 	}
+	traced, o := m.s.begin(ctx, Op{Kind: OpWait, Primitive: primitive, Name: "wait", Path: m.path})
+	err := waited(ctx, m.s.m, o.began, m.s.m.WhileOpen(traced, f))
 	o.end(err)
 	return opError("wait", m.path, err)
 }
