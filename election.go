@@ -62,16 +62,11 @@ type Election struct {
 	id    []byte
 	known atomic.Value // the name of the leader's znode at the last call of Leader
 
-	mu     sync.Mutex
-	run    *term    // the leadership in which Run last called its function; guarded by mu
-	wishes []string // names of the wishes for e, read when e's turn came; guarded by mu
-}
-
-// The type `term` is a leadership during which Run calls its function.
-type term struct {
-	call     *doCall       // of the function; nil before Run has the leadership
-	resigned func() error  // completes the release that Resign has begun; nil before Resign; guarded by Election.mu
-	left     chan struct{} // closed when the function has returned and a resigned znode is released
+	mu       sync.Mutex
+	run      *doCall       // the call of Run's function in the present leadership, or nil; guarded by mu
+	left     chan struct{} // closed when that function has returned, and a resigned znode is released; guarded by mu
+	resigned func() error  // completes the release that Resign has begun during run; nil before Resign; guarded by mu
+	wishes   []string      // names of the wishes for e, read when e's turn came; guarded by mu
 }
 
 // NewElection returns the Election at path.
@@ -145,23 +140,20 @@ func (e *Election) Resign() error {
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
 	finish, found := e.local.BeginRelease(g)
-	t := e.run
-	if t != nil && (t.call.grant() != g || !found) {
-		t = nil
-	}
-	if t != nil { // the function must return first, so Run completes the release
-		t.call.ending().End(ErrNotLocked)
-		t.resigned = finish
+	runs, left := found && e.run != nil && e.run.grant() == g, e.left
+	if runs { // the function must return first, so Run completes the release
+		e.run.ending().End(ErrNotLocked)
+		e.resigned = finish
 	}
 	e.mu.Unlock()
-	if t == nil {
+	if !runs {
 		return e.s.m.GiveUp(ctx, finish)
 	}
 	if err := g.Err(); err != nil {
 		return err
 	}
 	select {
-	case <-t.left:
+	case <-left:
 	case <-time.After(session.ReleaseTime):
 	case <-ctx.Done():
 	}
@@ -182,15 +174,28 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 		return session.Invalid("the function is nil")
 	}
 	for {
+		var d *doCall
 		var failed error
-		t := &term{left: make(chan struct{})}
-		ended := e.do(ctx, "run", lock.Exclusive, func() { e.leave(t) }, func(ctx context.Context) error {
-			t.call = e.within(ctx)
-			e.fulfil(t.call.grant())
+		left := make(chan struct{})
+		rest := func() { // called when the function has returned
+			defer close(left)
 			e.mu.Lock()
-			leads := t.call.holds() // else Resign has released the hold, or it was lost, and another candidate may lead
+			var finish func() error
+			if e.run == d {
+				e.run, finish = nil, e.resigned
+			}
+			e.mu.Unlock()
+			if finish != nil {
+				finish()
+			}
+		}
+		ended := e.do(ctx, "run", lock.Exclusive, rest, func(ctx context.Context) error {
+			d = e.within(ctx)
+			e.fulfil(d.grant())
+			e.mu.Lock()
+			leads := d.holds() // else Resign has released the hold, or it was lost, and another candidate may lead
 			if leads {
-				e.run = t
+				e.run, e.left, e.resigned = d, left, nil
 			}
 			e.mu.Unlock()
 			if leads {
@@ -198,7 +203,7 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 			}
 			return nil
 		})
-		if t.call == nil { // e has not led
+		if d == nil { // e has not led
 			return ended
 		}
 		ended = plainError(ended)
@@ -215,21 +220,6 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 			return cmp.Or(failed, ended)
 		}
 	}
-}
-
-// The method `leave` is called when Run's function has returned, before Run releases the hold. If
-// Resign has begun the release, `leave` completes it.
-func (e *Election) leave(t *term) {
-	e.mu.Lock()
-	finish := t.resigned
-	if e.run == t {
-		e.run = nil
-	}
-	e.mu.Unlock()
-	if finish != nil {
-		finish()
-	}
-	close(t.left)
 }
 
 // endOfRun returns the error `end` that has ended a Run, joined with the function's error err, unless
