@@ -59,7 +59,6 @@ func WithPriority(p int) ElectionOption {
 // A candidate is path/_c_<uuid>-latch-<seq>, as in Curator's LeaderLatch.
 type Election struct {
 	localLock
-	id    []byte
 	known atomic.Value // the name of the leader's znode at the last call of Leader
 
 	mu       sync.Mutex
@@ -78,9 +77,6 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	if e.made = (made{s: s, path: path, err: checkNew(s, path, c.err)}); e.err != nil {
 		return e
 	}
-	if e.id = s.m.Owner; c.id != nil {
-		e.id = []byte(*c.id)
-	}
 	name := c.layout.naming()
 	if c.prior != nil {
 		plain := name
@@ -90,7 +86,9 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	}
 	c.handoffs = 1
 	ln := e.init("election", "campaign", c, name, []string{LayoutCurator: "latch-", LayoutKazoo: "__lock__", LayoutSelector: "lock-"}[c.layout])
-	ln.Data, ln.Kind = e.id, trace.Election
+	if ln.Kind = trace.Election; c.id != nil {
+		ln.Data = []byte(*c.id)
+	}
 	ln.Defers = func(me lock.Child, names []string) (defers bool) {
 		var wishes []string
 		defers, wishes = lock.Defers(me, names, ln.Bases, c.prior)

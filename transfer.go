@@ -46,7 +46,7 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
 	wish := session.ChildPath(e.local.Line.Dir, lock.WishFor(heir))
-	made := session.Creation{Dir: e.local.Line.SessionDir(), Paths: []string{wish}, Data: e.id, Holds: []*zk.CheckVersionRequest{{Path: c.Znode(), Version: -1}}}
+	made := session.Creation{Dir: e.local.Line.SessionDir(), Paths: []string{wish}, Data: e.local.Line.Data, Holds: []*zk.CheckVersionRequest{{Path: c.Znode(), Version: -1}}}
 	if err := inc.CreateEphemeral(ctx, &made); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode

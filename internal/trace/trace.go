@@ -130,19 +130,10 @@ func (t *Writer) lineLocked(l Record) {
 	if t.closed {
 		return
 	}
-	if t.dropped > 0 && len(t.pending) < room/2 {
-		d := t.dropped
+	if d := t.dropped; d > 0 && len(t.pending) < room/2 {
 		t.dropped = 0
-		t.putLocked(Record{Event: Dropped, Dropped: d})
+		t.lineLocked(Record{Event: Dropped, Dropped: d})
 	}
-	t.putLocked(l)
-	select {
-	case t.wake <- struct{}{}:
-	default: // the token is already there
-	}
-}
-
-func (t *Writer) putLocked(l Record) {
 	t.n++
 	if t.dropped > 0 || len(t.pending) > room {
 		t.dropped++
@@ -154,6 +145,10 @@ func (t *Writer) putLocked(l Record) {
 		panic("zsync: BUG: " + err.Error()) // a Record is plain data
 	}
 	t.pending = append(append(t.pending, text...), '\n')
+	select {
+	case t.wake <- struct{}{}:
+	default: // the token is already there
+	}
 }
 
 // Hold is Line for a record about the hold whose znode is at the path `full`, with the chroot. After
