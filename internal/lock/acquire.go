@@ -87,7 +87,25 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 			case p.try && (p.limit != nil || !onlyKept(ahead)):
 				return nil, errBlocked
 			}
-			p.wait(ahead, blocker.Name, alone)
+			if p.Behind != nil {
+				p.Behind.Set(c.Line.Dir, ahead[0].Name, len(ahead))
+				p.look, p.pause = time.After(lookAfter), lookAfter
+			}
+			if p.Waits != nil {
+				p.Waits()
+			}
+			if p.try {
+				p.limit = time.After(RecallTime)
+			}
+			p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker.Name), alone
+			settled := c.Line.Settled && ordered(c.Line.contenders(p.roll))
+			p.roll = nil // frees the memory of the listing during the wait
+			if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && settled {
+				p.start = time.Now()
+				p.first, p.ahead, p.since = len(ahead), len(ahead), p.start
+				p.trip, p.each = p.Line.took(p.trip), p.Line.handoff()
+				p.relist = time.After(p.early())
+			}
 		}
 		proof, err := p.awaitGone(ctx) // Step 4.
 		if err != nil {
@@ -116,30 +134,6 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 		}
 	}
 	return p.Line.AheadOf(ctx, c.Incarnation, p.Line.contenders(p.roll), c.Child)
-}
-
-// The method `wait` begins the wait for `blocker`, the nearest of the contenders that block p.
-func (p *Place) wait(ahead []Child, blocker string, alone bool) {
-	c := p.claim
-	settled := c.Line.Settled && c.Line.Defers == nil && ordered(c.Line.contenders(p.roll))
-	if p.Behind != nil {
-		p.Behind.Set(c.Line.Dir, ahead[0].Name, len(ahead))
-		p.look, p.pause = time.After(lookAfter), lookAfter
-	}
-	if p.Waits != nil {
-		p.Waits()
-	}
-	if p.try {
-		p.limit = time.After(RecallTime)
-	}
-	p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker), alone
-	p.roll = nil // frees the memory of the listing during the wait
-	if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && settled {
-		p.start = time.Now()
-		p.first, p.ahead, p.since = len(ahead), len(ahead), p.start
-		p.trip, p.each = p.Line.took(p.trip), p.Line.handoff()
-		p.relist = time.After(p.early())
-	}
 }
 
 // The method `readFirst` makes the reads of p.Behind. They end when the blocker is deleted, so they

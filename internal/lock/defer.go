@@ -14,11 +14,8 @@ import (
 // it. A wish is a znode that names the next leader (Election.Transfer). The wait of a candidate is
 // in acquire.go.
 
-// priorityMark is the letter before the priority in a candidate's name.
-const priorityMark = "p"
-
-// In a name, the priority is right before the base. Before the priority, a Curator name has a dash,
-// and a kazoo name has hexadecimal digits.
+// In a name, the priority is right before the base, and behind the letter p. Before that letter, a
+// Curator name has a dash, and a kazoo name has hexadecimal digits.
 var priorities = regexp.MustCompile(`-p(-?\d+)-$|^[0-9a-f]{32}p(-?\d+)$`)
 
 // WithPriority returns `base` with the priority before it, for the name of a candidate.
@@ -26,7 +23,7 @@ func WithPriority(base string, priority int, kazoo bool) string {
 	if !kazoo {
 		base = "-" + base
 	}
-	return priorityMark + strconv.Itoa(priority) + base
+	return "p" + strconv.Itoa(priority) + base
 }
 
 // priorityOf returns the priority in a candidate's name, or 0 if there is none.

@@ -368,22 +368,18 @@ func (c *Claim) keepLineWatch(w *conn.Watch, alone bool) {
 	c.Incarnation.Watches.Leave(w)
 }
 
-// The method `recalled` returns a channel that is closed when another contender may have entered
-// the line of c, or c itself is deleted. If c has no watch on the line, the channel is already
-// closed.
-func (c *Claim) recalled() <-chan struct{} {
+// The method `recalled` reports whether another contender may have entered the line of c, or c itself
+// is deleted.
+func (c *Claim) recalled() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.lineWatch == nil {
-		return session.ClosedChan
-	}
-	return c.lineWatch.Fired
+	return c.lineWatch == nil || session.IsClosed(c.lineWatch.Fired)
 }
 
 // Alone reports whether c is the only contender in the line, according to the events so far.
 // Without a connection, no events can come, and Alone returns false.
 func (c *Claim) Alone() bool {
-	return !session.IsClosed(c.recalled()) && !session.IsClosed(c.Incarnation.Disconnection())
+	return !c.recalled() && !session.IsClosed(c.Incarnation.Disconnection())
 }
 
 func (c *Claim) leaveLineWatchLocked() {

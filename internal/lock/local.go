@@ -623,7 +623,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 // nil, the caller deletes the kept place and enters the line. There, it waits for a confirmed session.
 func (l *Lock) regain(mode HoldMode) *Claim {
 	h := l.idle
-	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || session.IsClosed(h.recalled()) || !h.Incarnation.Assured() {
+	if h == nil || mode != Exclusive || h.WasAsked() || h.Loss() != nil || h.recalled() || !h.Incarnation.Assured() {
 		return nil
 	}
 	l.unkeep(h)
