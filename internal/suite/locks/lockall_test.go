@@ -646,3 +646,38 @@ func TestLockAllRefusesABadLockerBeforeItLocksAny(t *testing.T) {
 		}
 	})
 }
+
+// The loss of one lock ends the wait for the next. Before that wait has returned, the context of LockAll
+// ends, too. The error is that of the context, because LockAll would begin again after a loss.
+func TestLockAllFailsWithTheErrorOfItsContextThoughALossHasEndedItsWait(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := suite.Open(t, srv), suite.Open(t, srv)
+		harness.Must(t, zsync.NewMutex(other, "/b").Lock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		got := harness.Async(func() error {
+			_, err := zsync.LockAll(ctx, zsync.NewMutex(s, "/a"), endingLocker{zsync.NewMutex(s, "/b"), cancel})
+			return err
+		})
+		harness.PendingStill(t, got)
+		for _, name := range suite.ChildrenOf(t, other, "/a") {
+			harness.Must(t, harness.Plain(t, srv).Delete("/a/"+name, -1))
+		}
+		err := <-got
+		harness.WantErr(t, err, context.Canceled)
+		if errors.Is(err, zsync.ErrLost) {
+			t.Errorf("LockAll: %v", err)
+		}
+	})
+}
+
+// An endingLocker calls end when its Lock returns.
+type endingLocker struct {
+	*zsync.Mutex
+	end func()
+}
+
+func (l endingLocker) Lock(ctx context.Context) error {
+	defer l.end()
+	return l.Mutex.Lock(ctx)
+}
