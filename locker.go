@@ -110,7 +110,7 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	}()
 	for _, l := range ls {
 		switch err := l.Lock(held); {
-		case err != nil && held.Err() != nil && context.Cause(held) != context.Cause(ctx): // a loss has ended `held`, even if ctx has ended since
+		case err != nil && held.Err() != nil && !errors.Is(context.Cause(held), context.Cause(ctx)): // a loss has ended `held`, even if ctx has ended since
 			return nil, nil, errPartLost
 		case err != nil:
 			return nil, nil, err
