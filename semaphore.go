@@ -48,7 +48,7 @@ import (
 // # Cost
 //
 // Acquire of free permits takes 1 round trip if no contender waits, as does Release. Behind
-// others, it takes 4. The first takes 5; on a new path, 13.
+// others, it takes 4. The first takes 5; on a new path, 11.
 //
 // # Znodes
 //
@@ -498,18 +498,8 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
 		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
 		err = inc.CreateEphemeral(ctx, &session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
-		switch {
-		case session.IsBadVersion(err): // the limit has changed
-			continue
-		case session.IsNoNode(err):
-			// The parent does not exist yet, or the servers removed it because it was empty. If the
-			// parent is the path itself, the limit was removed too.
-			if _, err = m.agree(ctx, inc); err == nil {
-				err = inc.MakeDir(ctx, m.leasesDir())
-			}
-			if err == nil {
-				continue
-			}
+		if session.IsBadVersion(err) || session.IsNoNode(err) {
+			continue // the limit has changed, or was removed with its znode
 		}
 		return leases, err
 	}

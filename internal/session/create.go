@@ -64,7 +64,7 @@ type Creation struct {
 // After an error, no znode stays: in the background, c.Undo deletes the znodes that may have been
 // created. Until `Undo` has ended, their names must not be used again. If c has `Holds`, the error is
 // ErrVanished if the znode of the first check does not exist, and NoNode if the znode of another
-// check, or `Dir`, does not exist.
+// check does not exist.
 func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err error) {
 	call, err := inc.creation(c)
 	if err != nil {
@@ -137,7 +137,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 				seen.version = stat.Version
 			}
 			c.Path = c.Paths[0]
-		case IsNoNode(err) && len(c.Holds) == 0:
+		case IsNoNode(err) && path == "": // not of a check
 			open = false // no parent, so no child
 			// With its own ACL, the session must know which parents other clients have created.
 			if missing != nil || inc.Manager.protects() {
