@@ -70,7 +70,7 @@ type Engine interface {
 	Stats(ctx context.Context) (Totals, error)
 
 	// List yields the elements in the state `s`. It is not a snapshot.
-	List(ctx context.Context, s Status) iter.Seq2[Listed, error]
+	List(ctx context.Context, s Status) iter.Seq2[Element, error]
 
 	// Pause keeps all clients from claiming elements, until Resume is called.
 	Pause(ctx context.Context) error
@@ -115,6 +115,13 @@ type Element struct {
 	Fault    error  // the error of Decode, if the element has no Value
 	Sent     time.Time
 	Attempts int // number of earlier deliveries
+
+	// Only List sets the fields below.
+
+	State Status
+	Due   time.Time // for Delayed: the due time
+	Owner string    // for Claimed: the name of the consumer
+	found *element  // as the layout names it
 }
 
 // A Joining describes the consumer that joins.
@@ -207,15 +214,6 @@ const (
 	Claimed               // a consumer has claimed it
 	Delayed               // it is not due yet
 )
-
-// A Listed is an element that `List` yields.
-type Listed struct {
-	Element
-	State Status
-	Due   time.Time // for Delayed: the due time
-	Owner string    // for Claimed: the name of the consumer
-	found *element  // as the layout names it
-}
 
 // Totals are the numbers of elements in a queue.
 type Totals struct {

@@ -35,7 +35,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 		if err != nil {
 			return st, err
 		}
-		all := make([][]Listed, len(lots))
+		all := make([][]Element, len(lots))
 		err = session.Parallel(len(lots), func(i int) (err error) {
 			if lots[i].children > 0 {
 				all[i], err = q.rows(ctx, inc, lots[i])

@@ -89,14 +89,14 @@ func (q *core) Peek(ctx context.Context) (*Element, error) {
 				return nil, err
 			}
 			e := f.es[0]
-			ls, err := q.fill(ctx, inc, []Listed{{Element: Element{ID: e.id(), Attempts: int(e.tries) + f.lot.board.tried[e.seq]}, found: e}})
+			ls, err := q.fill(ctx, inc, []Element{{ID: e.id(), Attempts: int(e.tries) + f.lot.board.tried[e.seq], found: e}})
 			switch {
 			case err != nil:
 				return nil, err
 			case len(ls) == 0: // a consumer has removed the element since the search
 				q.listings.Delete(e.bucket) // the consumer may have left no trace on the board
 			case !q.Skips.Unreadable(e.key(), ls[0].Fault):
-				return &ls[0].Element, nil
+				return &ls[0], nil
 			}
 		}
 	})
@@ -117,11 +117,11 @@ func (q *core) Requeue(ctx context.Context, d *Letter) error {
 // pageSize is the number of elements that List reads at once.
 const pageSize = 64
 
-func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
-	return func(yield func(Listed, error) bool) {
+func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
+	return func(yield func(Element, error) bool) {
 		buckets, err := Synced(ctx, q.Common, q.buckets)
 		for _, b := range buckets {
-			var rows []Listed
+			var rows []Element
 			if err == nil {
 				err = q.m.During(ctx, func(inc *session.Incarnation) error {
 					lots, _, err := q.lots(ctx, inc, []bucket{b}, true)
@@ -131,9 +131,9 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 					return err
 				})
 			}
-			rows = slices.DeleteFunc(rows, func(r Listed) bool { return r.State != s })
+			rows = slices.DeleteFunc(rows, func(r Element) bool { return r.State != s })
 			for page := range slices.Chunk(rows, pageSize) {
-				var ls []Listed
+				var ls []Element
 				if err == nil {
 					err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
 						ls, err = q.fill(ctx, inc, page)
@@ -148,13 +148,13 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Listed, error] {
 			}
 		}
 		if err != nil {
-			yield(Listed{}, err)
+			yield(Element{}, err)
 		}
 	}
 }
 
 // The method `rows` lists the elements of a lot. The Owner of a claimed element is the mark of its claim.
-func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []Listed, err error) {
+func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []Element, err error) {
 	names, err := inc.Names(ctx, session.ChildPath(q.dir, t.name))
 	if err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 	t.elements = parseElements(t.bucket, names)
 	tried, now := t.next().tried, time.Now().UnixMilli()
 	for _, e := range t.elements {
-		r := Listed{Element: Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq]}, State: Ready, found: e}
+		r := Element{ID: e.id(), Attempts: int(e.tries) + tried[e.seq], State: Ready, found: e}
 		for mark, h := range t.board.lines {
 			if h.claimed.has(e.seq) {
 				r.State, r.Owner = Claimed, mark
@@ -177,7 +177,7 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 }
 
 // The method `fill` reads the elements of `rows`, and leaves out removed elements.
-func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []Listed) (ls []Listed, err error) {
+func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []Element) (ls []Element, err error) {
 	var paths, marks []string
 	for _, r := range rows {
 		paths = append(paths, session.ChildPath(q.dir, r.found.key()))

@@ -386,8 +386,8 @@ func (q *engine) Cancel(context.Context, string) (bool, error) { return false, q
 func (q *engine) Pause(context.Context) error                  { return q.lacks("Pause") }
 func (q *engine) Resume(context.Context) error                 { return q.lacks("Resume") }
 
-func (q *engine) List(context.Context, queue.Status) iter.Seq2[queue.Listed, error] {
-	return func(yield func(queue.Listed, error) bool) { yield(queue.Listed{}, q.lacks("List")) }
+func (q *engine) List(context.Context, queue.Status) iter.Seq2[queue.Element, error] {
+	return func(yield func(queue.Element, error) bool) { yield(queue.Element{}, q.lacks("List")) }
 }
 
 // The function `refusal` is called with the error of a failed attempt. It reports whether another
