@@ -15,11 +15,8 @@ import (
 
 // Errors of engines, in addition to the errors of internal/session and internal/lock.
 var (
-	// ErrFull is returned by Send if NoWait is set and there is no room.
-	ErrFull = errors.New("the queue is full")
-
-	// ErrKnown is returned by Send if the queue remembers the ID of the element.
-	ErrKnown = errors.New("an element with this ID was sent before")
+	ErrFull  = errors.New("the queue is full")                       // of Send with NoWait
+	ErrKnown = errors.New("an element with this ID was sent before") // of Send with an ID
 )
 
 // Settings configure an engine. The caller has checked them.
@@ -203,7 +200,6 @@ type Settlement struct {
 	Untried bool      // this delivery does not count as an attempt
 }
 
-// The variable untried is the Settlement of an element that the program has not tried.
 var untried = Settlement{Fate: Return, Untried: true}
 
 // A Status is the state of an element.

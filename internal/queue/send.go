@@ -112,7 +112,6 @@ type outbox struct {
 	next  map[int]*tail // by priority, the tails as the `steps` leave them
 	steps []step        // one attempt
 	op    int           // for a transaction of the program: index of the first operation that sends to the queue
-	at    int           // index of the first of the `steps` in the transaction
 }
 
 // The type `tail` is a producer's knowledge of the tail of a priority. A tail is never changed in place.
@@ -266,7 +265,6 @@ func (x *load) steps(ctx context.Context, inc *session.Incarnation) (steps []ste
 		if err := s.build(ctx, inc); err != nil {
 			return nil, err
 		}
-		s.at = len(steps)
 		steps = append(steps, s.steps...)
 	}
 	return steps, nil
@@ -275,8 +273,10 @@ func (x *load) steps(ctx context.Context, inc *session.Incarnation) (steps []ste
 // The method `answered` is called with the responses to the steps. It returns the responses to the
 // program's operations.
 func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
+	at := len(x.ops)
 	for _, s := range x.sends {
-		s.learn(rs[s.at : s.at+len(s.steps)])
+		s.learn(rs[at : at+len(s.steps)])
+		at += len(s.steps)
 	}
 	return rs[:len(x.ops)]
 }
@@ -317,23 +317,23 @@ func (q *producer) filled(path string) (b bucket, full bool) {
 
 // The method `locate` returns the tail of a priority. Unless the producer knows the tail, it reads the tail. If
 // the queue does not exist, it first creates the queue.
-func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, prio int) (*tail, error) {
-	if t, ok := o.known.Load(prio); ok {
+func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio int) (*tail, error) {
+	if t, ok := q.known.Load(prio); ok {
 		return t.(*tail), nil
 	}
-	nodes, err := inc.GetAll(ctx, []string{o.dir, session.ChildPath(o.dir, tailName(prio))})
+	nodes, err := inc.GetAll(ctx, []string{q.dir, session.ChildPath(q.dir, tailName(prio))})
 	switch {
 	case err != nil:
 		return nil, err
 	case nodes[0].Stat == nil:
 		// The znode is not a container: the servers delete an empty container, and the numbers of the buckets
 		// would then begin with the zxid of another znode.
-		if _, err := inc.Create(ctx, o.dir, []byte(marks.Dir)); err != nil {
+		if _, err := inc.Create(ctx, q.dir, []byte(marks.Dir)); err != nil {
 			return nil, err
 		}
-		return o.locate(ctx, inc, prio)
+		return q.locate(ctx, inc, prio)
 	case !ours(nodes[0].Data):
-		return nil, o.m.Mixed(o.dir)
+		return nil, q.m.Mixed(q.dir)
 	}
 	// Each transaction that creates a bucket has a higher zxid than the number of that bucket. It writes the
 	// queue's znode, and adds a child.
@@ -343,16 +343,16 @@ func (o *outbox) locate(ctx context.Context, inc *session.Incarnation, prio int)
 	}
 	t.made, t.version = true, n.Stat.Version
 	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
-		return nil, o.m.Mixed(o.dir)
+		return nil, q.m.Mixed(q.dir)
 	}
 	// The producer that fills a bucket creates the next one in its next Send. If it sends no more, the tail
 	// still names the full bucket.
-	if nodes, err = inc.GetAll(ctx, []string{session.ChildPath(o.dir, bucketName(prio, t.bucket))}); err != nil {
+	if nodes, err = inc.GetAll(ctx, []string{session.ChildPath(q.dir, bucketName(prio, t.bucket))}); err != nil {
 		return nil, err
 	}
 	t.gone = nodes[0].Stat == nil
 	if t.full = t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1; !t.full { // a stale `least` might be used again, in a new queue
-		o.known.Store(prio, t)
+		q.known.Store(prio, t)
 	}
 	return t, nil
 }

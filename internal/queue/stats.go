@@ -90,15 +90,9 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 func (q *core) Pause(ctx context.Context) error {
 	for {
 		err := q.m.During(ctx, func(inc *session.Incarnation) error {
-			if err := q.vet(ctx, inc); err != nil {
-				return err
-			}
-			if _, err := inc.Create(ctx, q.dir, ring(q.dir).Data); err != nil {
-				return err
-			}
-			data, _, err := inc.Get(ctx, q.dir)
-			if err == nil && !ours(data) {
-				err = q.m.Mixed(q.dir)
+			err := q.vet(ctx, inc)
+			if err == nil {
+				_, err = q.locate(ctx, inc, 0) // creates the queue
 			}
 			return err
 		})
@@ -108,9 +102,10 @@ func (q *core) Pause(ctx context.Context) error {
 		switch {
 		case session.IsNodeExists(err):
 			return nil
-		case !session.IsNoNode(err): // NoNode: another client has deleted the queue
+		case !session.IsNoNode(err):
 			return err
 		}
+		q.forget() // another client has deleted the queue
 	}
 }
 

@@ -10,8 +10,7 @@ import (
 // This file has the parts from which the other files build transactions: operations, each with a
 // cure in case the servers refuse it. It sends no request.
 
-// The function `ring` returns the operation that rings the bell: the operation writes the queue's
-// znode, and that write wakes waiting consumers.
+// The function `ring` returns the operation that rings the bell: see layout.go.
 func ring(dir string) *zk.SetDataRequest {
 	return &zk.SetDataRequest{Path: dir, Data: []byte(marks.Dir), Version: -1}
 }
