@@ -51,15 +51,6 @@ func (q *engine) lacks(feature string) error {
 	return session.Invalid("%s needs zsync's own layout, not %s", feature, q.called)
 }
 
-// makeQueue creates the queue's znode. The znode is not a container: the servers delete an empty
-// container, and a client of another library fails if the znode does not exist.
-func (q *engine) makeQueue(ctx context.Context) error {
-	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		_, err := inc.Create(ctx, q.dir, []byte(marks.Dir))
-		return err
-	})
-}
-
 func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 	name := q.plain
 	switch {
@@ -98,10 +89,16 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 		}
 		c, creates := ops[i].(*zk.CreateRequest)
 		switch {
-		case creates && session.IsNoNode(err) && session.ParentPath(c.Path) == q.Dead:
-			err = q.m.During(ctx, func(inc *session.Incarnation) error { return inc.MakeDir(ctx, session.Dir{Path: q.Dead}) })
 		case creates && session.IsNoNode(err):
-			err = q.makeQueue(ctx)
+			err = q.m.During(ctx, func(inc *session.Incarnation) error {
+				if dir := session.ParentPath(c.Path); dir != q.dir {
+					return inc.MakeDir(ctx, session.Dir{Path: dir})
+				}
+				// The queue's znode is not a container: the servers delete an empty container, and a client of
+				// another library fails if the znode does not exist.
+				_, err := inc.Create(ctx, q.dir, []byte(marks.Dir))
+				return err
+			})
 		case creates && session.IsNodeExists(err) && c.Flags&zk.FlagSequence != 0:
 			return fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(c.Path), err)
 		}
@@ -375,9 +372,6 @@ func (q *engine) Clear(ctx context.Context) (n int, err error) {
 }
 
 func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
-	if err := q.makeQueue(ctx); err != nil { // a container of another library may have been deleted when it was empty
-		return err
-	}
 	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
 	return q.commit(ctx, append(slices.Clone(d.Removal), create))
 }
