@@ -14,6 +14,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,18 +147,18 @@ type Conn struct {
 	setAgain int  // number of replies to setWatches; only the reading goroutine uses it
 	useful   bool // the server has executed a request; only the reading goroutine uses it
 
-	mu    sync.Mutex         // guards the fields below; locked before the session's own locks
-	sent  map[int32]sentInfo // requests without a reply, by xid
-	order []int32            // the xids of the requests in `sent`, oldest first, and perhaps some that have been answered
-	pings []lease.Stamp      // pings without a reply, oldest first
-	over  bool               // all requests without a reply have failed, and the connection takes no more
-	since time.Time          // see owedLocked
-	timed bool               // a timer will call nudge
-	by    time.Time          // the time at which the handshake must be over; never changed
-	heard time.Time          // the time of the last reply
-	went  time.Time          // the time of the last stride, in either direction
-	timer *time.Timer        // calls `expire`; never changed
-	hung  bool               // `expire` has closed the connection
+	mu       sync.Mutex // guards the fields below; locked before the session's own locks
+	sent     []sentInfo // requests, oldest first; the first `answered` elements are empty, because they have a reply
+	answered int
+	pings    []lease.Stamp // pings without a reply, oldest first
+	over     bool          // all requests without a reply have failed, and the connection takes no more
+	since    time.Time     // see owedLocked
+	timed    bool          // a timer will call nudge
+	by       time.Time     // the time at which the handshake must be over; never changed
+	heard    time.Time     // the time of the last reply
+	went     time.Time     // the time of the last stride, in either direction
+	timer    *time.Timer   // calls `expire`; never changed
+	hung     bool          // `expire` has closed the connection
 }
 
 // A Request is an operation that the session sends and that has one reply.
@@ -179,6 +180,7 @@ type Request interface {
 }
 
 type sentInfo struct {
+	xid   int32
 	at    lease.Stamp
 	op    int32
 	flags bool    // it is a read with the watch flag
@@ -204,7 +206,6 @@ func New(s *Shared, c net.Conn, addr string, deadline time.Time) *Conn {
 		by:     deadline,
 		closed: make(chan struct{}),
 		more:   make(chan struct{}, 1),
-		sent:   make(map[int32]sentInfo),
 	}
 	l.mu.Lock() // `expire` must find the timer
 	defer l.mu.Unlock()
@@ -236,12 +237,12 @@ func Fail(late []Request) {
 func (c *Conn) end() (lost []Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, xid := range c.order { // repeated requests keep their order
-		if info, open := c.sent[xid]; open && info.r != nil {
+	for _, info := range c.openLocked() { // repeated requests keep their order
+		if info.r != nil {
 			lost = append(lost, info.r)
 		}
 	}
-	c.over, c.sent, c.order = true, nil, nil
+	c.over, c.sent, c.answered = true, nil, 0
 	return lost
 }
 
@@ -279,11 +280,11 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	if c.over || c.s.Ctx.Err() != nil {
 		return nil, false
 	}
-	alone := !c.busy && len(c.out)+len(c.sent)+len(c.pings) == 0
+	alone := !c.busy && len(c.out)+len(c.openLocked())+len(c.pings) == 0
 	at := c.s.Sending()
 	for _, r := range rs {
 		xid := c.s.NextXid()
-		info := sentInfo{at: at, op: r.Op(), r: r}
+		info := sentInfo{xid: xid, at: at, op: r.Op(), r: r}
 		start := len(c.out)
 		c.out = r.Encode(wire.AppendHeader(c.out, xid, info.op))
 		switch info.op {
@@ -295,7 +296,7 @@ func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 			c.out = append(c.out, flag)
 		}
 		wire.EndPacket(c.out[start:])
-		c.awaitLocked(xid, info)
+		c.awaitLocked(info)
 	}
 	c.s.Requests.Add(int64(len(rs)))
 	if n := len(c.out); alone && 0 < n && n <= directly { // n is 0 if rs is empty
@@ -416,7 +417,7 @@ func (c *Conn) begin(p []byte, op int32) []byte {
 	defer c.mu.Unlock()
 	xid := c.s.NextXid()
 	if !c.over {
-		c.awaitLocked(xid, sentInfo{at: c.s.Sending(), op: op})
+		c.awaitLocked(sentInfo{xid: xid, at: c.s.Sending(), op: op})
 	}
 	return wire.AppendHeader(p, xid, op)
 }
@@ -440,13 +441,15 @@ func (c *Conn) ping() {
 const late = 100 * time.Millisecond
 
 // awaitLocked records a request that is about to be sent.
-func (c *Conn) awaitLocked(xid int32, info sentInfo) {
-	if len(c.sent) == 0 {
+func (c *Conn) awaitLocked(info sentInfo) {
+	if len(c.openLocked()) == 0 {
 		c.owedLocked(info.at.At)
 	}
-	c.sent[xid] = info
-	c.order = append(c.order, xid)
+	c.sent = append(c.sent, info)
 }
+
+// openLocked returns the requests without a reply, oldest first.
+func (c *Conn) openLocked() []sentInfo { return c.sent[c.answered:] }
 
 // owedLocked records that from `now` on, the server owes the reply to a request. At most one early
 // ping follows each call, however many requests wait.
@@ -460,7 +463,7 @@ func (c *Conn) owedLocked(now time.Time) {
 // The method `nudge` sends an early ping if one is due, or sets the timer again.
 func (c *Conn) nudge() {
 	c.mu.Lock()
-	wait, owed := late+c.trip-time.Since(c.since), len(c.sent) > 0
+	wait, owed := late+c.trip-time.Since(c.since), len(c.openLocked()) > 0
 	if !c.began.Load() {
 		wait = late // the handshake holds wmu
 	}
@@ -623,21 +626,22 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		c.s.Answered(at, lease.ProofOf(wire.OpPing, code), now)
 		return nil
 	}
-	info, ok := c.sent[xid]
-	delete(c.sent, xid)
-	done := 0
-	for done < len(c.order) {
-		if _, waits := c.sent[c.order[done]]; waits {
-			break
+	open := c.openLocked()
+	i := slices.IndexFunc(open, func(info sentInfo) bool { return info.xid == xid })
+	var info sentInfo
+	if i >= 0 {
+		info = open[i]
+		copy(open[1:], open[:i]) // servers answer in order, so i is 0
+		open[0] = sentInfo{}
+		if c.answered++; 2*c.answered >= len(c.sent) { // so a reply does not move all other requests
+			c.sent, c.answered = slices.Delete(c.sent, 0, c.answered), 0
 		}
-		done++
 	}
-	c.order = c.order[:copy(c.order, c.order[done:])]
-	if len(c.sent) > 0 {
+	if len(c.openLocked()) > 0 {
 		c.owedLocked(now)
 	}
 	c.mu.Unlock()
-	if !ok {
+	if i < 0 {
 		return nil // the reply to credentials or setWatches, which are not in `sent`
 	}
 	if info.r == nil {
@@ -745,8 +749,8 @@ func (c *Conn) expire() {
 	due := c.by
 	if c.began.Load() {
 		due = c.heard
-		if len(c.order) > 0 {
-			if at := c.sent[c.order[0]].at.At; at.Before(due) {
+		if open := c.openLocked(); len(open) > 0 {
+			if at := open[0].at.At; at.Before(due) {
 				due = at
 			}
 		}

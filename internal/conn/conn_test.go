@@ -109,6 +109,30 @@ func TestWhatIsRequestedWhileAnotherWritesGoesBehindItInOneWrite(t *testing.T) {
 	})
 }
 
+func TestAReplyOutOfOrderEndsItsOwnRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, l, send := openGated(t)
+		for range 10 {
+			c.gate <- struct{}{}
+		}
+		open := []int32{1, 2, 3, 4, 5, 6, 7, 8}
+		for range open {
+			send()
+		}
+		for _, xid := range []int32{3, 1, 7, 7, 99, 2, 8, 4, 5, 6} {
+			harness.Must(t, l.received(xid, wire.CodeNoNode, nil, time.Now()))
+			open = slices.DeleteFunc(open, func(o int32) bool { return o == xid })
+			var left []int32
+			for _, info := range l.openLocked() {
+				left = append(left, info.xid)
+			}
+			if !slices.Equal(left, open) {
+				t.Errorf("after the reply to %d, %v wait, want %v", xid, left, open)
+			}
+		}
+	})
+}
+
 func TestAStallCostsOneEarlyPing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, l, send := openGated(t)
