@@ -66,7 +66,8 @@ type Incarnation struct {
 	askAfter time.Time          // there is no inquiry before this time; guarded by LeaseMu
 	leaveBy  time.Time          // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
 
-	rollMu sync.Mutex // guards the Rolls
+	rollMu sync.Mutex
+	rolls  map[string]conn.Request // the Rolls in flight, by parent path; guarded by rollMu
 
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
@@ -92,6 +93,7 @@ func newIncarnation(m *Manager) *Incarnation {
 		down:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
+		rolls:   make(map[string]conn.Request),
 
 		ephemerals: ephemerals{paths: make(map[string]struct{}), turn: make(chan struct{}, 1)},
 	}

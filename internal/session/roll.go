@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
-	"github.com/zsync/zsync/internal/shared"
 )
 
 // A Roll is a listing of a parent znode that several callers share.
@@ -48,16 +47,11 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	return r.made
 }
 
-// The method `rolls` returns the Rolls in flight, by parent path. The caller holds rollMu.
-func (inc *Incarnation) rolls() map[string]*Roll {
-	return *shared.Attached(&inc.Attached, func() *map[string]*Roll { return &map[string]*Roll{} })
-}
-
 // The method `roll` sends requests and asks for a Roll of dir, which is sent behind them. There must
 // be a connection. If no listing is in flight, all are sent in one write.
 func (inc *Incarnation) roll(dir string, before ...conn.Request) *Roll {
 	inc.rollMu.Lock()
-	inFlight := inc.rolls()[dir]
+	inFlight, _ := inc.rolls[dir].(*Roll)
 	if inFlight != nil && len(before) > 0 {
 		inc.rollMu.Unlock()
 		inc.newestConn().Send(before...)
@@ -72,7 +66,7 @@ func (inc *Incarnation) roll(dir string, before ...conn.Request) *Roll {
 	if inFlight != nil {
 		inFlight.next = r
 	} else {
-		inc.rolls()[dir] = r
+		inc.rolls[dir] = r
 	}
 	inc.rollMu.Unlock()
 	if inFlight == nil {
@@ -87,9 +81,9 @@ func (r *Roll) over(error) {
 	r.inc.rollMu.Lock()
 	next := r.next
 	if next != nil {
-		r.inc.rolls()[r.call.path] = next
+		r.inc.rolls[r.call.path] = next
 	} else {
-		delete(r.inc.rolls(), r.call.path)
+		delete(r.inc.rolls, r.call.path)
 	}
 	r.inc.rollMu.Unlock()
 	if next != nil {

@@ -76,7 +76,7 @@ func TestASharedListingSurvivesTheConnectionThatItWasAskedForOn(t *testing.T) {
 						t.Errorf("%d children, want one for each of 50", len(names))
 					}
 					synctest.Wait()
-					if n := len(live(t, s).rolls()); n > 0 {
+					if n := len(live(t, s).rolls); n > 0 {
 						t.Errorf("%d directories are still taken to be listed", n)
 					}
 				})
