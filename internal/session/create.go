@@ -103,6 +103,9 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
 			return err
 		}
+		if c.roll != nil && c.roll.atOnce {
+			c.roll.Wait(ctx, inc) // its reply comes after that of c.made, so this goroutine is woken once, not twice
+		}
 		path, err := c.made.Wait(ctx, inc)
 		open = open || OutcomeOf(err) == Unknown
 		switch {

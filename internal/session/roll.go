@@ -22,8 +22,9 @@ import (
 // caller asks for another Roll.
 type Roll struct {
 	pending[listing]
-	inc  *Incarnation
-	next *Roll // while this Roll is in flight: the next, or nil; guarded by inc.rollMu
+	inc    *Incarnation
+	atOnce bool  // it was sent at once, and no other caller shares it
+	next   *Roll // while this Roll is in flight: the next, or nil; guarded by inc.rollMu
 
 	mu   sync.Mutex
 	made any    // the result of Make; guarded by mu
@@ -61,7 +62,7 @@ func (inc *Incarnation) roll(dir string, before ...conn.Request) *Roll {
 		defer inc.rollMu.Unlock()
 		return inFlight.next
 	}
-	r := &Roll{inc: inc, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
+	r := &Roll{inc: inc, atOnce: inFlight == nil, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
 	r.heir = r.over
 	if inFlight != nil {
 		inFlight.next = r
