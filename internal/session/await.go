@@ -146,10 +146,17 @@ func (inc *Incarnation) AwaitAny(ctx context.Context, watches []*conn.Watch, due
 // AwaitConnected is AwaitFor for an operation that needs the servers. So it also returns without a
 // connection, or after the end of the session.
 func (inc *Incarnation) AwaitConnected(done <-chan struct{}, limit time.Duration) {
+	timer, ok := inc.timers.Get().(*time.Timer) // every release waits here
+	if !ok {
+		timer = time.NewTimer(limit)
+	}
+	timer.Reset(limit)
 	select {
 	case <-done:
 	case <-inc.Disconnection():
 	case <-inc.Ctx.Done():
-	case <-time.After(limit):
+	case <-timer.C:
 	}
+	timer.Stop()
+	inc.timers.Put(timer)
 }

@@ -46,11 +46,13 @@ type Deletion struct {
 // Delete begins d.
 func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	inc.deletion(d)
-	if groups := bundlesOf(d.Paths, len(d.Paths)); d.By == nil && len(groups) > 1 {
-		d.split(groups)
-	} else {
-		d.attempt()
+	if d.By == nil && len(d.Paths) > 1 {
+		if groups := bundlesOf(d.Paths, len(d.Paths)); len(groups) > 1 {
+			d.split(groups)
+			return d
+		}
 	}
+	d.attempt()
 	return d
 }
 

@@ -71,6 +71,8 @@ type Incarnation struct {
 
 	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
 
+	timers sync.Pool // of AwaitConnected
+
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
