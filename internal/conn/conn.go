@@ -411,7 +411,7 @@ func (c *Conn) Read() error {
 }
 
 // The method `begin` appends the header of a request that the connection itself makes. The caller
-// holds wmu.
+// holds wmu, or is in the handshake, in which no other goroutine uses the connection.
 func (c *Conn) begin(p []byte, op int32) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -368,9 +368,10 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 	return rs, err
 }
 
-// The method `transact` checks the mark and applies `ops`, in one transaction and exactly once. If `touch` is set, the transaction writes the mark, which then has the zxid of the
-// transaction. If `transact` returns an error, the result `open` says whether the servers may have
-// applied the transaction, or may apply it later.
+// The method `transact` checks the mark and applies `ops`, in one transaction and exactly once. If
+// `touch` is set, the transaction writes the mark, which then has the zxid of the transaction. If
+// `transact` returns an error, the result `open` says whether the servers may have applied the
+// transaction, or may apply it later.
 //
 // If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
 // it, `transact` first writes the mark: from then on, the servers refuse every earlier attempt. If

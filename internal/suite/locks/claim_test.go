@@ -434,16 +434,23 @@ func TestLockAllTakesAgainAReadLockThatWasLostWhileItWaited(t *testing.T) {
 	})
 }
 
+// lockAllWaits begins a LockAll of s, which locks /a and waits for /b, a lock of the session other.
+func lockAllWaits(t *testing.T, ctx context.Context, s, other *zsync.Session) <-chan error {
+	t.Helper()
+	harness.Must(t, zsync.NewMutex(other, "/b").Lock(t.Context()))
+	got := harness.Async(func() error {
+		_, err := zsync.LockAll(ctx, zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b"))
+		return err
+	})
+	harness.PendingStill(t, got)
+	return got
+}
+
 func TestLockAllEndsWithItsContextThoughNothingIsAnswered(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)
-		harness.Must(t, zsync.NewMutex(b, "/b").Lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
-		got := harness.Async(func() error {
-			_, err := zsync.LockAll(ctx, zsync.NewMutex(a, "/a"), zsync.NewMutex(a, "/b"))
-			return err
-		})
-		synctest.Wait()
+		got := lockAllWaits(t, ctx, a, b)
 		id := a.ID()
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Session == id && r.Op == zktest.OpDelete {

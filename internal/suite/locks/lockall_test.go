@@ -689,14 +689,8 @@ func (c causes) Error() string { return fmt.Sprint([]string(c)) }
 
 func TestLockAllEndsWithAContextWhoseCauseCannotBeCompared(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s, other := suite.Open(t, srv), suite.Open(t, srv)
-		harness.Must(t, zsync.NewMutex(other, "/b").Lock(t.Context()))
 		ctx, cancel := context.WithCancelCause(t.Context())
-		got := harness.Async(func() error {
-			_, err := zsync.LockAll(ctx, zsync.NewMutex(s, "/a"), zsync.NewMutex(s, "/b"))
-			return err
-		})
-		harness.PendingStill(t, got)
+		got := lockAllWaits(t, ctx, suite.Open(t, srv), suite.Open(t, srv))
 		cancel(causes{"no longer needed"})
 		harness.WantErr(t, <-got, context.Canceled)
 	})
