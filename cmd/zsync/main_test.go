@@ -1161,6 +1161,26 @@ func TestQueueRecvRunsACommandForEachElement(t *testing.T) {
 	start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "0\n")
 }
 
+func TestQueueRecvReceivesEachElementOnceThoughTheServersAreFarAway(t *testing.T) {
+	t.Parallel()
+	for _, latency := range []time.Duration{0, 20 * time.Millisecond, 80 * time.Millisecond, 200 * time.Millisecond, 600 * time.Millisecond} {
+		t.Run(latency.String(), func(t *testing.T) {
+			inMemory(t, func(t *testing.T, srv *zktest.Server) {
+				start(t, srv.Addr(), "", "queue", "send", "/q", "one").want(0, "")
+				srv.SetLatency(latency)
+				for range 3 {
+					start(t, srv.Addr(), "", "queue", "recv", "/q", "--backoff", "0", "--", does(t, func(*memoryProcess) int { return 3 })).want(3, "")
+				}
+				srv.SetLatency(0)
+				d, err := zsync.NewQueue[string](connect(t, srv), "/q").Receive(t.Context())
+				if err != nil || d.Attempt != 4 {
+					t.Errorf("after 3 attempts, the next is attempt %d (error %v)", d.Attempt, err)
+				}
+			})
+		})
+	}
+}
+
 func TestSignalToQueueRecvGoesToItsCommand(t *testing.T) {
 	srv := serve(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")

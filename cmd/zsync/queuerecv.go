@@ -160,12 +160,18 @@ func (r *receiver) receive(ctx context.Context) error {
 	if r.argv != nil {
 		defer r.passSignals()()
 	}
-	for {
-		err := r.round(ctx)
+	for patience := idle; ; patience = min(2*patience, longest) {
+		got := r.got
+		err := r.round(ctx, patience)
 		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		// By now, the consumer that `round` used has returned all its claims.
+		if r.got > got {
+			patience = idle
+		}
+		// By now, the consumer that `round` used has returned all its claims. If there are elements
+		// nevertheless, they may be those that it had claimed, but that had not reached it yet when
+		// `round` ended. So the next round waits longer: servers far away deliver only then.
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
 			if err == nil {
 				r.sayIfPaused(ctx)
@@ -202,13 +208,13 @@ func (r *receiver) full() bool { return r.want > 0 && r.got >= r.want }
 // errEmpty means that the queue had no element to receive.
 var errEmpty = errors.New("the queue is empty")
 
-// The constant `idle` is the time without an element after which `next` checks whether the queue is
-// empty.
+// The constant `idle` is the time without an element after which `next` first checks whether the
+// queue is empty.
 const idle = 50 * time.Millisecond
 
 // The method `round` consumes until it has enough elements. Unless `follow` is set, it also ends
-// when the queue is empty.
-func (r *receiver) round(ctx context.Context) (err error) {
+// when no element has come for the time `patience` and the queue is empty.
+func (r *receiver) round(ctx context.Context, patience time.Duration) (err error) {
 	inner, cancel := context.WithCancel(ctx)
 	elements := r.queue.Deliveries(inner)
 	free, stopped := make(chan struct{}, r.jobs), make(chan struct{})
@@ -229,7 +235,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 		case <-stopped:
 			return nil
 		}
-		d, ok, err := r.next(ctx, elements, free, stopped)
+		d, ok, err := r.next(ctx, patience, elements, free, stopped)
 		if err != nil || !ok {
 			return err
 		}
@@ -245,7 +251,7 @@ func (r *receiver) round(ctx context.Context) (err error) {
 		}
 		jobs.Go(func() {
 			defer func() { <-free }()
-			if err := r.run(ctx, d); err != nil {
+			if err := r.run(ctx, cancel, d); err != nil {
 				r.mu.Lock()
 				defer r.mu.Unlock()
 				if r.stop == nil {
@@ -260,11 +266,11 @@ func (r *receiver) round(ctx context.Context) (err error) {
 
 // The method `next` waits for an element. The channel `free` already has an entry of the caller. If
 // ok is false and err is nil, a command has ended zsync queue recv.
-func (r *receiver) next(ctx context.Context, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
+func (r *receiver) next(ctx context.Context, patience time.Duration, elements <-chan zsync.Delivery[[]byte], free chan struct{}, stopped <-chan struct{}) (d zsync.Delivery[[]byte], ok bool, err error) {
 	for {
 		var look <-chan time.Time
 		if !r.follow {
-			look = time.After(idle)
+			look = time.After(patience)
 		}
 		select {
 		case d, ok = <-elements:

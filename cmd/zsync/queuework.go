@@ -142,8 +142,10 @@ func (r *receiver) finish(j *job) (ending bool) {
 }
 
 // The method `run` runs the command for an element. Then it acknowledges the element, schedules a
-// retry, or makes the element a dead letter. An error ends zsync queue recv.
-func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
+// retry, or makes the element a dead letter. An error ends zsync queue recv. Before `run` returns
+// an element that ends zsync queue recv, it calls `stop`, so that the consumer does not claim that
+// element again: a claim that is not returned before this process ends counts as an attempt.
+func (r *receiver) run(ctx context.Context, stop context.CancelFunc, d zsync.Delivery[[]byte]) error {
 	j := r.begin()
 	if j == nil {
 		<-ctx.Done() // the signal that ends zsync queue recv also ends ctx
@@ -179,6 +181,7 @@ func (r *receiver) run(ctx context.Context, d zsync.Delivery[[]byte]) error {
 		return r.ended(ctx)
 	case status == exitNotFound || status == exitNoExec, // such a failure affects all elements
 		r.attempts == 0 && r.backoff == 0:
+		stop()
 		d.NackAfter(0)
 		return &statusError{status, err}
 	}
