@@ -160,24 +160,22 @@ func (r *receiver) receive(ctx context.Context) error {
 	if r.argv != nil {
 		defer r.passSignals()()
 	}
-	for patience := idle; ; patience = min(2*patience, longest) {
-		got := r.got
+	for patience := idle; ; {
 		err := r.round(ctx, patience)
 		if !errors.Is(err, errEmpty) {
 			return err
 		}
-		if r.got > got {
-			patience = idle
-		}
 		// By now, the consumer that `round` used has returned all its claims. If there are elements
 		// nevertheless, they may be those that it had claimed, but that had not reached it yet when
-		// `round` ended. So the next round waits longer: servers far away deliver only then.
+		// `round` ended. So the next round waits longer, by what the servers have just needed.
+		begin := time.Now()
 		if _, more, err := r.queue.Peek(ctx); err != nil || !more {
 			if err == nil {
 				r.sayIfPaused(ctx)
 			}
 			return verdict(err, exitBusy)
 		}
+		patience = min(2*max(patience, time.Since(begin)), longest)
 	}
 }
 

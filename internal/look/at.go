@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -77,26 +78,40 @@ func (a *asker) wants(of ...kinds.Kind) bool {
 }
 
 func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
-	asks := []func(context.Context) ([]Line, error){a.contenders, a.facts, a.queue, a.members, a.partition}
+	asks := []func(context.Context) ([]Line, error){a.contenders, a.tasks, a.once, a.schedule, a.queue, a.members, a.partition}
 	if a.isMap {
 		asks = []func(context.Context) ([]Line, error){a.contenders, a.members, a.keys}
 	}
-	for _, ask := range asks {
-		more, err := ask(ctx)
-		lines = append(lines, more...)
-		if err != nil {
-			return lines, err
-		}
-	}
-	if len(lines) == 0 {
+	lines, err = together(ctx, asks)
+	if len(lines) == 0 && err == nil {
 		return a.value(ctx)
 	}
-	return lines, nil
+	return lines, err
+}
+
+// The function `together` calls all asks at the same time, because the servers may be far away. It
+// returns their lines in order. If some asks fail, it returns the first of their errors, in order,
+// and the lines of the others.
+func together(ctx context.Context, asks []func(context.Context) ([]Line, error)) (lines []Line, err error) {
+	answers, errs := make([][]Line, len(asks)), make([]error, len(asks))
+	var wg sync.WaitGroup
+	for i, ask := range asks {
+		wg.Go(func() { answers[i], errs[i] = ask(ctx) })
+	}
+	wg.Wait()
+	for i := range asks {
+		lines = append(lines, answers[i]...)
+		if err == nil {
+			err = errs[i]
+		}
+	}
+	return lines, err
 }
 
 // The method `contenders` describes the holders and the waiters.
-func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
+func (a *asker) contenders(ctx context.Context) ([]Line, error) {
 	s, path := a.s, a.path
+	var asks []func(context.Context) ([]Line, error)
 	for _, kind := range []struct {
 		name       kinds.Kind
 		contenders func(context.Context) ([]zsync.Contender, error)
@@ -114,25 +129,28 @@ func (a *asker) contenders(ctx context.Context) (lines []Line, err error) {
 		if !a.wants(kind.name) {
 			continue
 		}
-		contenders, err := kind.contenders(ctx)
-		if err != nil && !other(err) {
-			return lines, err
-		}
-		for _, c := range contenders {
-			if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
-				continue
+		asks = append(asks, func(ctx context.Context) (lines []Line, err error) {
+			contenders, err := kind.contenders(ctx)
+			if err != nil && !other(err) {
+				return nil, err
 			}
-			if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
-				continue // despite its name, it is no contender: it is an entry of a map, or the znode of another primitive
+			for _, c := range contenders {
+				if c.Holding && kind.holders != nil && !kind.holders.MatchString(c.Node) {
+					continue
+				}
+				if c.Session == 0 && (a.isMap || kind.name == kinds.KazooPermits || marks.IsDir([]byte(c.Owner))) {
+					continue // despite its name, it is no contender: it is an entry of a map, or the znode of another primitive
+				}
+				mode := c.Mode.String()
+				if kind.name == kinds.Cond {
+					mode = ""
+				}
+				lines = append(lines, lineOf(path, string(kind.name), mode, c))
 			}
-			mode := c.Mode.String()
-			if kind.name == kinds.Cond {
-				mode = ""
-			}
-			lines = append(lines, lineOf(path, string(kind.name), mode, c))
-		}
+			return lines, nil
+		})
 	}
-	return lines, nil
+	return together(ctx, asks)
 }
 
 // The function `other` reports whether err means that the path has another primitive, with a znode
@@ -191,56 +209,61 @@ func permits(s *zsync.Session, path string) func(context.Context) ([]zsync.Conte
 // may belong to another primitive at the path.
 var kazooPermit = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// The method `facts` describes a wait group, a once and a schedule.
-func (a *asker) facts(ctx context.Context) (facts []Line, err error) {
-	if a.wants(kinds.WaitGroup) {
-		tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
-		if err != nil && !other(err) {
-			return nil, err
-		}
-		if tasks > 0 {
-			facts = append(facts, Line{Path: a.path, Kind: "wait group", State: Count(tasks, "open task"), Count: &tasks})
-		}
+// The method `tasks` describes a wait group.
+func (a *asker) tasks(ctx context.Context) ([]Line, error) {
+	if !a.wants(kinds.WaitGroup) {
+		return nil, nil
 	}
-	if a.wants(kinds.Once) {
-		// Once.Done would leave a watch.
-		data, stat, err := a.s.Get(ctx, path.Join(a.path, "done"))
-		if err != nil && !errors.Is(err, zk.ErrNoNode) {
-			return facts, err
-		}
-		if err == nil && stat.EphemeralOwner == 0 && !marks.IsDir(data) {
-			facts = append(facts, Line{Path: a.path, Kind: "once", State: "done"})
-		}
+	tasks, err := zsync.NewWaitGroup(a.s, a.path).Count(ctx)
+	if err != nil || tasks == 0 {
+		return nil, unlessOther(err)
 	}
+	return []Line{{Path: a.path, Kind: "wait group", State: Count(tasks, "open task"), Count: &tasks}}, nil
+}
+
+// The method `once` describes a once.
+func (a *asker) once(ctx context.Context) ([]Line, error) {
+	if !a.wants(kinds.Once) {
+		return nil, nil
+	}
+	// Once.Done would leave a watch.
+	data, stat, err := a.s.Get(ctx, path.Join(a.path, "done"))
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	if err != nil || stat.EphemeralOwner != 0 || marks.IsDir(data) {
+		return nil, err
+	}
+	return []Line{{Path: a.path, Kind: "once", State: "done"}}, nil
+}
+
+// The method `schedule` describes a schedule.
+func (a *asker) schedule(ctx context.Context) ([]Line, error) {
 	if !a.wants(kinds.Schedule) {
-		return facts, nil
+		return nil, nil
 	}
 	schedule := zsync.NewSchedule(a.s, a.path)
 	last, err := schedule.Last(ctx)
 	var states []string
-	switch {
-	case err == nil:
+	if err == nil {
 		states = append(states, "last done: that of "+last.Local().Format(time.DateTime))
-	case other(err):
-		return facts, nil
-	case !errors.Is(err, zsync.ErrNoValue):
-		return facts, err
+	} else if !errors.Is(err, zsync.ErrNoValue) {
+		return nil, unlessOther(err)
 	}
 	failure, err := schedule.LastFailure(ctx)
-	switch {
-	case err == nil && failure.At.After(last):
+	if err == nil && failure.At.After(last) {
 		states = append(states, fmt.Sprintf("failed: that of %s, attempt %d, %s: %s", failure.At.Local().Format(time.DateTime), failure.Attempts, failure.Owner, failure.Err))
-	case err != nil && !errors.Is(err, zsync.ErrNoValue) && !other(err):
-		return facts, err
+	} else if err = unlessOther(err); err != nil {
+		return nil, err
 	}
-	if len(states) > 0 {
-		l := Line{Path: a.path, Kind: "schedule", State: strings.Join(states, "; ")}
-		if len(states) > 1 || last.IsZero() {
-			l.Failure = states[len(states)-1]
-		}
-		facts = append(facts, l)
+	if len(states) == 0 {
+		return nil, nil
 	}
-	return facts, nil
+	l := Line{Path: a.path, Kind: "schedule", State: strings.Join(states, "; ")}
+	if len(states) > 1 || last.IsZero() {
+		l.Failure = states[len(states)-1]
+	}
+	return []Line{l}, nil
 }
 
 // queueConsumer matches a consumer that waits for elements.
@@ -276,24 +299,29 @@ func (a *asker) queue(ctx context.Context) (lines []Line, err error) {
 	if err != nil {
 		return lines, err
 	}
+	var asks []func(context.Context) ([]Line, error)
 	for _, name := range []string{"zsync", "simple", "distributed", "kazoo"} {
 		layout := queueLayouts[name]
 		if layout == zsync.LayoutZsync && !a.wants(kinds.Queue) || layout != zsync.LayoutZsync && !a.wants(kinds.ForeignQueue) {
 			continue
 		}
-		n, err := zsync.NewQueue[[]byte](a.s, a.path, zsync.WithQueueLayout(layout)).Len(ctx)
-		if err != nil {
-			return lines, err
-		}
-		state := Count(n, "element")
-		if layout != zsync.LayoutZsync {
-			state += ", as of " + layout.String()
-		} else if slices.Contains(a.names, "paused") {
-			state += ", paused"
-		}
-		if n > 0 || isQueue && layout == zsync.LayoutZsync {
-			lines = append(lines, Line{Path: a.path, Kind: "queue", State: state, Count: &n, Layout: name})
-		}
+		asks = append(asks, func(ctx context.Context) ([]Line, error) {
+			n, err := zsync.NewQueue[[]byte](a.s, a.path, zsync.WithQueueLayout(layout)).Len(ctx)
+			if err != nil || n == 0 && (!isQueue || layout != zsync.LayoutZsync) {
+				return nil, err
+			}
+			state := Count(n, "element")
+			if layout != zsync.LayoutZsync {
+				state += ", as of " + layout.String()
+			} else if slices.Contains(a.names, "paused") {
+				state += ", paused"
+			}
+			return []Line{{Path: a.path, Kind: "queue", State: state, Count: &n, Layout: name}}, nil
+		})
+	}
+	elements, err := together(ctx, asks)
+	if lines = append(lines, elements...); err != nil {
+		return lines, err
 	}
 	if dead > 0 {
 		lines = append(lines, Line{Path: a.path, Kind: "queue", State: Count(dead, "dead letter"), Dead: &dead})
