@@ -7,6 +7,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/lock"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/tally"
 )
 
@@ -32,7 +33,11 @@ func CondMark(ctx context.Context, c *Cond) (dir string, mark []any, err error) 
 
 // SwapBlindly is CompareAndSwap without the look that it begins with.
 func SwapBlindly[T any](ctx context.Context, v *Value[T], old Version, data []byte) (bool, error) {
-	return v.swap(ctx, old, data)
+	err := v.commit(ctx, v.write(session.Node{Stat: &zk.Stat{Version: old.version}}, data)...)
+	if session.IsBadVersion(err) || session.IsNoNode(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // KeptTallies returns how many tallies s keeps.

@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,14 +85,6 @@ func (m *Map[V]) entry(ctx context.Context, key string) (*Value[V], error) {
 	return &Value[V]{made: made{s: m.s, path: path}, codec: m.codec, at: at, receipts: m.receipts()}, nil
 }
 
-// The method `encode` returns the value of key, and the stored form of v.
-func (m *Map[V]) encode(ctx context.Context, key string, v V) (e *Value[V], data []byte, err error) {
-	if e, err = m.entry(ctx, key); err == nil {
-		data, err = e.encode(v)
-	}
-	return e, data, err
-}
-
 // Load returns the value and the Version of key, at least as new as the call, or [ErrNoValue]. A
 // decoding error comes with the Version, too.
 func (m *Map[V]) Load(ctx context.Context, key string) (v V, version Version, err error) {
@@ -116,10 +109,10 @@ func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, lo
 	e, data, err := m.encode(ctx, key, v)
 	for err == nil {
 		var n session.Node
-		if n, err = e.read(ctx, true); n.Stat != nil || err != nil {
+		if _, n, err = e.read(ctx, true, false); n.Stat != nil || err != nil {
 			return m.former("loadorstore", key, n, err)
 		}
-		if err = e.create(ctx, data); err == nil {
+		if err = e.commit(ctx, e.write(n, data)...); err == nil {
 			return v, false, nil
 		}
 		if session.IsNodeExists(err) {
@@ -129,52 +122,22 @@ func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, lo
 	return actual, false, m.fail("loadorstore", key, err)
 }
 
-// Delete deletes key, if it is there.
-func (m *Map[V]) Delete(ctx context.Context, key string) error {
-	_, err := m.entry(ctx, key)
-	if err == nil {
-		err = m.deleteAll(ctx, []string{session.NameOfKey(key)})
-	}
-	return m.fail("delete", key, err)
-}
-
-// The method `counting` returns the write that counts a deletion. Its data show that the path is a
-// map's, and that the servers do not remove it.
-func (m *Map[V]) counting() any {
-	return &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1}
-}
-
-// The method `deletion` returns operations that delete a key whose counter is exactly version, and
-// count the deletion. In a request, -1 means any version, so the key is then written first, which sets
-// the counter to 0: see [session.SwapOps].
-func (m *Map[V]) deletion(path string, version int32) (ops []any) {
-	if version == -1 {
-		ops, version = session.SwapOps(path, nil, -1), 0
-	}
-	return append(ops, &zk.DeleteRequest{Path: path, Version: version}, m.counting())
-}
-
-// LoadAndDelete deletes key and returns its value, or its decoding error.
-func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
-	was, err := m.change(ctx, key, func(path string, now *zk.Stat) []any { return m.deletion(path, now.Version) })
-	return m.former("loadanddelete", key, was, err)
-}
-
 // Swap stores v and returns the former value, if any, or its decoding error.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
 	var was session.Node
 	e, data, err := m.encode(ctx, key, v)
-	for err == nil {
-		was, err = m.change(ctx, key, func(path string, now *zk.Stat) []any { return session.SwapOps(path, data, now.Version) })
-		if err != nil || was.Stat != nil {
-			break
-		}
-		if err = e.create(ctx, data); !session.IsNodeExists(err) {
-			break
-		}
-		err = nil
+	if err == nil {
+		was, err = e.change(ctx, func(now session.Node) ([]any, error) { return e.write(now, data), nil })
 	}
 	return m.former("swap", key, was, err)
+}
+
+// The method `encode` returns the Value in which key is stored, and the stored form of v.
+func (m *Map[V]) encode(ctx context.Context, key string, v V) (e *Value[V], data []byte, err error) {
+	if e, err = m.entry(ctx, key); err == nil {
+		data, err = e.encode(v)
+	}
+	return e, data, err
 }
 
 // The method `former` decodes the value that a key had before a change.
@@ -188,119 +151,90 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 
 // CompareAndSwap stores v if key still has the Version old, and reports whether it did.
 // With the zero Version, it stores v if the key is missing.
-func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
-	e, data, err := m.encode(ctx, key, v)
-	if err != nil {
-		return false, m.fail("compareandswap", key, err)
+func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (swapped bool, err error) {
+	e, err := m.entry(ctx, key)
+	if err == nil {
+		swapped, err = e.CompareAndSwap(ctx, old, v)
 	}
-	if old == (Version{}) {
-		stored, err := e.swap(ctx, old, data)
-		return stored, m.fail("compareandswap", key, err)
-	}
-	return m.ifStill(ctx, "compareandswap", key, old, func(path string) []any {
-		return session.SwapOps(path, data, old.version)
-	})
+	return swapped, m.fail("compareandswap", key, err)
 }
 
 // CompareAndDelete deletes key if it has the Version old, and reports if so.
 func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) (bool, error) {
-	return m.ifStill(ctx, "compareanddelete", key, old, func(path string) []any {
-		return m.deletion(path, old.version)
-	})
+	was, err := m.take(ctx, key, func(now Version) bool { return now == old })
+	return err == nil && was.Stat != nil && versionOf(was.Stat) == old, m.fail("compareanddelete", key, err)
 }
 
-func (m *Map[V]) ifStill(ctx context.Context, op, key string, old Version, ops func(path string) []any) (bool, error) {
-	was, err := m.change(ctx, key, func(path string, now *zk.Stat) []any {
-		if versionOf(now) != old {
-			return nil
-		}
-		return ops(path)
-	})
-	return err == nil && was.Stat != nil && versionOf(was.Stat) == old, m.fail(op, key, err)
+// LoadAndDelete deletes key and returns its value, or its decoding error.
+func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
+	was, err := m.take(ctx, key, func(Version) bool { return true })
+	return m.former("loadanddelete", key, was, err)
 }
 
-// The method `change` reads key and, if it exists, calls ops with its Stat. It applies the operations
-// that ops returns if key is still unchanged, and otherwise starts again. It returns the state of key
-// before the change.
-//
-// ZooKeeper compares the counter of the key's znode. This counter starts again if the znode is
-// deleted and created again. So the transaction also checks that no key of the map was deleted
-// since the read. For that check, the version of the map's znode counts deletions, and `change`
-// reads this version before the key. If no key was deleted, the key's znode is still the same, and
-// its counter is exact. The map's znode must not be a container, because the servers remove an
-// empty container.
-func (m *Map[V]) change(ctx context.Context, key string, ops func(path string, now *zk.Stat) []any) (was session.Node, err error) {
+// The method `take` deletes key if it exists with a Version that fits. It returns the state of key
+// before that.
+func (m *Map[V]) take(ctx context.Context, key string, fits func(Version) bool) (was session.Node, err error) {
 	e, err := m.entry(ctx, key)
 	if err != nil {
 		return was, err
 	}
-	for {
-		dir, was, err := m.readGuarded(ctx, e.at)
-		if err != nil || was.Stat == nil {
-			return was, err
+	return e.change(ctx, func(now session.Node) (ops []any, err error) {
+		if now.Stat == nil || !fits(versionOf(now.Stat)) {
+			return nil, nil
 		}
-		all := ops(e.at.Path, was.Stat)
-		if all == nil {
-			return was, nil
+		version := now.Stat.Version
+		if version == -1 { // in a request, -1 would mean any version; a write first sets the counter to 0
+			ops, version = session.SwapOps(e.at.Path, nil, -1), 0
 		}
-		if dir.Version == -1 { // in a request, -1 would mean any version
-			if _, err := txn.Across(ctx, m.s.m, m.receipts(), []any{m.counting()}); err != nil && !session.IsNoNode(err) {
-				return was, err
-			}
-			continue
-		}
-		all = append([]any{&zk.CheckVersionRequest{Path: m.dir(), Version: dir.Version}}, all...)
-		if err = e.commit(ctx, all...); !session.IsBadVersion(err) && !session.IsNoNode(err) {
-			return was, err
-		}
-	}
+		return append(ops, &zk.DeleteRequest{Path: e.at.Path, Version: version}), nil
+	})
 }
 
-// readGuarded reads the map's znode, and after that a key.
-func (m *Map[V]) readGuarded(ctx context.Context, at session.Stored) (dir *zk.Stat, n session.Node, err error) {
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if dir, err = inc.ExistsFresh(ctx, m.dir()); err != nil || dir == nil {
-			n = session.Node{}
+// Delete deletes key, if it is there.
+func (m *Map[V]) Delete(ctx context.Context, key string) error {
+	_, err := m.entry(ctx, key)
+	if err == nil {
+		err = m.deleteAll(ctx, []string{session.NameOfKey(key)})
+	}
+	return m.fail("delete", key, err)
+}
+
+// deleteAll deletes keys in one transaction or, if one of them is missing or has children, one by one.
+// The transaction counts a deletion. The data of that write show that the path is a map's, and that the
+// servers do not remove it.
+func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
+	ops := make([]any, 0, len(names)+1)
+	for _, name := range names {
+		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
+	}
+	ops = append(ops, &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1})
+	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir(), Map: true}, ops)
+	if !session.IsNoNode(err) && !session.IsAnswer(err, zk.ErrNotEmpty) {
+		return err
+	}
+	if len(names) == 1 { // a server that lags may not have the map's znode yet
+		key, _ := session.KeyOfName(names[0])
+		_, err := m.take(ctx, key, func(Version) bool { return true })
+		return err
+	}
+	for _, name := range names {
+		if err := m.deleteAll(ctx, []string{name}); err != nil {
 			return err
 		}
-		n, err = at.Entry(inc.Get(ctx, at.Path))
-		return err
-	})
-	return dir, n, err
+	}
+	return nil
 }
 
 // Len returns the number of keys.
 func (m *Map[V]) Len(ctx context.Context) (int, error) {
-	names, err := m.list(ctx)
+	names, err := m.names(ctx)
 	return len(names), opError("len", m.path, err)
-}
-
-func (m *Map[V]) list(ctx context.Context) (names []string, err error) {
-	err = m.during(ctx, func(inc *session.Incarnation) error {
-		names, _, err = m.names(ctx, inc.ChildrenFresh)
-		return err
-	})
-	return names, err
-}
-
-// The method `names` lists the names of the keys' znodes with the function `list`, and returns the
-// pzxid of the map's znode, which is 0 if that does not exist.
-func (m *Map[V]) names(ctx context.Context, list func(ctx context.Context, dir string) ([]string, *zk.Stat, error)) (names []string, listed int64, err error) {
-	names, stat, err := list(ctx, m.dir())
-	switch {
-	case session.IsNoNode(err):
-		return nil, 0, nil
-	case err != nil:
-		return nil, 0, err
-	}
-	// A name that is not the encoding of a key comes from another program.
-	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok }), stat.Pzxid, nil
 }
 
 // Clear deletes, in several steps, the keys that exist when it is called. A key that is stored
 // during the call may stay.
 func (m *Map[V]) Clear(ctx context.Context) error {
-	names, err := m.list(ctx)
+	names, err := m.names(ctx)
 	if err != nil {
 		return opError("clear", m.path, err)
 	}
@@ -313,32 +247,19 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 	return nil
 }
 
-// deleteAll deletes keys in one transaction or, if one of them is missing or has children, one by one.
-func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
-	ops := make([]any, 0, len(names)+1)
-	for _, name := range names {
-		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
-	}
-	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir(), Map: true}, append(ops, m.counting()))
-	parent := session.IsAnswer(err, zk.ErrNotEmpty)
-	if !session.IsNoNode(err) && !parent {
+// The method `names` returns the names of the keys' znodes.
+func (m *Map[V]) names(ctx context.Context) (names []string, err error) {
+	err = m.during(ctx, func(inc *session.Incarnation) error {
+		names, err = inc.NamesFresh(ctx, m.dir())
 		return err
-	}
-	if len(names) == 1 {
-		// A server that lags may not have the map's znode yet. In that case, nothing was deleted.
-		switch _, n, e := m.readGuarded(ctx, session.Stored{Path: session.ChildPath(m.dir(), names[0]), Leaf: true}); {
-		case n.Stat == nil || e != nil:
-			return e
-		case parent && n.Stat.NumChildren > 0: // a key, below which another program has created znodes
-			return err
-		}
-	}
-	for _, name := range names {
-		if err := m.deleteAll(ctx, []string{name}); err != nil {
-			return err
-		}
-	}
-	return nil
+	})
+	return ofKeys(names), err
+}
+
+// The function `ofKeys` deletes the names that are not the encoding of a key: they come from another
+// program.
+func ofKeys(names []string) []string {
+	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok })
 }
 
 // Range calls f for each key and value, in the order of the keys, until f returns false. It sees
@@ -352,12 +273,8 @@ func (m *Map[V]) Range(ctx context.Context, f func(key string, v V) bool) error 
 	var first error
 	for e, err := range m.All(ctx) {
 		if err != nil {
-			if first == nil {
-				first = err
-			}
-			continue
-		}
-		if !f(e.Key, e.Value) {
+			first = cmp.Or(first, err)
+		} else if !f(e.Key, e.Value) {
 			break
 		}
 	}
@@ -398,19 +315,21 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 		var before map[string]session.Node
 		var listed int64
 		list := inc.ChildrenFresh // only the first listing must be fresh: later reads are not older
-		for try := range 4 {
-			names, now, err := m.names(ctx, list)
+		for try := 0; try < 4 && !settled; try++ {
+			names, stat, err := list(ctx, m.dir())
+			if settled = session.IsNoNode(err); settled {
+				nodes = nil
+				return nil
+			}
 			if err == nil {
-				nodes, err = inc.GetChildren(ctx, m.dir(), names)
+				nodes, err = inc.GetChildren(ctx, m.dir(), ofKeys(names))
 			}
 			if err != nil {
 				return err
 			}
 			same := func(a, b session.Node) bool { return versionOf(a.Stat) == versionOf(b.Stat) }
-			if settled = try > 0 && listed == now && maps.EqualFunc(before, nodes, same); settled {
-				return nil
-			}
-			list, before, listed = inc.Children, nodes, now
+			settled = try > 0 && listed == stat.Pzxid && maps.EqualFunc(before, nodes, same)
+			list, before, listed = inc.Children, nodes, stat.Pzxid
 		}
 		return nil
 	})

@@ -93,7 +93,7 @@ func (v *Value[T]) init(s *Session, path string, opts []ValueOption) {
 // value, unless the codec decodes it.
 func (v *Value[T]) Load(ctx context.Context) (x T, version Version, err error) {
 	defer v.wrap("load", &err)
-	n, err := v.read(ctx, true)
+	_, n, err := v.read(ctx, true, false)
 	if err == nil {
 		x, err = v.decode(n)
 	}
@@ -101,19 +101,27 @@ func (v *Value[T]) Load(ctx context.Context) (x T, version Version, err error) {
 }
 
 // The method `read` reads the znode, as old as the server's state unless it is fresh. If nothing is
-// stored, the Stat is nil.
-func (v *Value[T]) read(ctx context.Context, fresh bool) (n session.Node, err error) {
-	err = v.during(ctx, func(inc *session.Incarnation) error {
-		read := inc.Get
+// stored, the Stat is nil. With `parent`, it first reads the Stat of a Map's znode. If that does not
+// exist, nothing is stored.
+func (v *Value[T]) read(ctx context.Context, fresh, parent bool) (dir *zk.Stat, n session.Node, err error) {
+	err = v.during(ctx, func(inc *session.Incarnation) (err error) {
+		exists, get := inc.Exists, inc.Get
 		if fresh {
-			read = inc.GetFresh
+			exists, get = inc.ExistsFresh, inc.GetFresh
 		}
-		if n, err = v.at.Entry(read(ctx, v.at.Path)); n.Stat != nil {
+		if parent && v.at.Dir != "" {
+			if dir, err = exists(ctx, v.at.Dir); dir == nil || err != nil {
+				n = session.Node{}
+				return err
+			}
+			get = inc.Get
+		}
+		if n, err = v.at.Entry(get(ctx, v.at.Path)); n.Stat != nil {
 			inc.Saw(v.at, n)
 		}
 		return err
 	})
-	return n, err
+	return dir, n, err
 }
 
 // The method `decode` returns the value of n, or ErrNoValue. Other programs create empty znodes: except
@@ -160,7 +168,7 @@ func (v *Value[T]) Store(ctx context.Context, x T) (err error) {
 		if !session.IsNoNode(err) {
 			break
 		}
-		if err = v.create(ctx, data); !session.IsNodeExists(err) {
+		if err = v.commit(ctx, v.write(session.Node{}, data)...); !session.IsNodeExists(err) {
 			break
 		}
 		err = nil // another client has created the znode, so the next attempt sets it
@@ -168,15 +176,27 @@ func (v *Value[T]) Store(ctx context.Context, x T) (err error) {
 	return err
 }
 
-// The method `create` creates the znode. If it exists already, the error is NodeExists.
-func (v *Value[T]) create(ctx context.Context, data []byte) error {
+// The method `write` returns operations that store data if the znode is still in the state `now`.
+func (v *Value[T]) write(now session.Node, data []byte) []any {
+	if now.Stat == nil {
+		return []any{&zk.CreateRequest{Path: v.at.Path, Data: data, Acl: v.s.m.Config.ACL}}
+	}
+	return session.SwapOps(v.at.Path, data, now.Stat.Version)
+}
+
+// The method `commit` applies ops, which change the znode of the value, exactly once. It creates
+// missing parents of the znode, which are also the parents of the receipts. It returns ErrMixed
+// if the servers may remove the znode, or the znode of the Map, or if the latter contains a value:
+// the versions of these znodes must not start again.
+//
+// A receipt is necessary, because the znode itself does not show whether our write was applied.
+// Another process may have written the same bytes, or may have overwritten ours.
+func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 	for {
-		err := v.commit(ctx, &zk.CreateRequest{Path: v.at.Path, Data: data, Acl: v.s.m.Config.ACL})
-		if !session.IsNoNode(err) || v.at.Dir == "" {
+		err := txn.Store(ctx, v.s.m, v.receipts, v.at, ops)
+		if _, creates := ops[0].(*zk.CreateRequest); !creates || v.at.Dir == "" || !session.IsNoNode(err) {
 			return err
 		}
-		// The znode of a Map must last, because its version must not start again while a process
-		// relies on it.
 		err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
 			_, err := inc.Create(ctx, v.at.Dir, []byte(marks.Map))
 			return err
@@ -184,6 +204,49 @@ func (v *Value[T]) create(ctx context.Context, data []byte) error {
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// The method `change` reads the znode and calls next with its state. It applies the operations that
+// next returns if the znode is still in that state, and otherwise starts again. It returns the state
+// before the change. The first read may be old: then an error, or a result without operations, is not
+// final, and `change` reads again. All later reads are fresh.
+//
+// ZooKeeper compares the counter of a znode. This counter starts again if the znode is deleted and
+// created again. So for a key of a Map, the transaction also checks that no key of the map was deleted
+// since the read. For that check, the version of the map's znode counts deletions, and is read before
+// the key. If no key was deleted, the key's znode is still the same, and its counter is exact. The map's
+// znode must not be a container, because the servers remove an empty container.
+func (v *Value[T]) change(ctx context.Context, next func(now session.Node) ([]any, error)) (was session.Node, err error) {
+	for fresh, beaten := false, 0; ; fresh = true {
+		dir, was, err := v.read(ctx, fresh, true)
+		var ops []any
+		if err == nil {
+			ops, err = next(was)
+		}
+		if err != nil || ops == nil {
+			if fresh {
+				return was, err
+			}
+			continue
+		}
+		if dir != nil && was.Stat != nil {
+			guard := []any{&zk.CheckVersionRequest{Path: v.at.Dir, Version: dir.Version}}
+			if _, deletes := ops[len(ops)-1].(*zk.DeleteRequest); deletes || dir.Version == -1 { // in a check, -1 would mean any version
+				guard = session.SwapOps(v.at.Dir, []byte(marks.Map), dir.Version)
+			}
+			ops = append(guard, ops...)
+		}
+		if err = v.commit(ctx, ops...); !session.IsBadVersion(err) && !session.IsNoNode(err) && !session.IsNodeExists(err) {
+			return was, err
+		}
+		// Competing processes must not try at the same times. The wait is short, because one of them has
+		// succeeded.
+		delay := v.s.m.Config.Retry.Delay(min(beaten, 5)) // it may be the largest Duration
+		if err := v.s.m.Sleep(ctx, dice.Below(max(delay, 1))); err != nil {
+			return was, err
+		}
+		beaten++
 	}
 }
 
@@ -199,96 +262,42 @@ func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (swappe
 	if err != nil {
 		return false, err
 	}
-	for _, fresh := range []bool{false, true} {
-		n, err := v.read(ctx, fresh)
-		if err != nil {
-			return false, err
+	_, err = v.change(ctx, func(now session.Node) ([]any, error) {
+		if swapped = versionOf(now.Stat) == old; !swapped && old == (Version{}) { // data that cannot be decoded are a value, too, unless they are empty
+			_, err := v.decode(now)
+			swapped = err == ErrNoValue
 		}
-		now := versionOf(n.Stat)
-		same := now == old
-		if old == (Version{}) && !same { // data that cannot be decoded are a value, too, unless they are empty
-			_, err := v.decode(n)
-			same = err == ErrNoValue
+		if !swapped {
+			return nil, nil
 		}
-		if same {
-			if swapped, err = v.swap(ctx, now, data); swapped || err != nil {
-				return swapped, err
-			}
-		} else if old != (Version{}) && now.mzxid >= old.mzxid {
-			break // else this server may lag
-		}
-	}
-	return false, nil
-}
-
-// The method `swap` writes `data` if the znode has the version `old`, and reports whether it did.
-func (v *Value[T]) swap(ctx context.Context, old Version, data []byte) (bool, error) {
-	var err error
-	if old == (Version{}) {
-		err = v.create(ctx, data)
-	} else {
-		err = v.commit(ctx, session.SwapOps(v.at.Path, data, old.version)...)
-	}
-	if session.IsBadVersion(err) || session.IsNoNode(err) || session.IsNodeExists(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// The method `commit` applies ops, which change the znode of the value, exactly once. It creates
-// missing parents of the znode, which are also the parents of the receipts. It returns ErrMixed
-// if the servers may remove the znode, or the znode of the Map, or if the latter contains a value:
-// the versions of these znodes must not start again.
-//
-// A receipt is necessary, because the znode itself does not show whether our write was applied.
-// Another process may have written the same bytes, or may have overwritten ours.
-func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
-	return txn.Store(ctx, v.s.m, v.receipts, v.at, ops)
+		return v.write(now, data), nil
+	})
+	return swapped && err == nil, err
 }
 
 // Update stores f(value), or f of the zero T if there is no value, and returns the new value. If f
 // returns an error, Update stores nothing and returns that error. If another process changes the
 // value between the read and the write, Update calls f again: so f must have no effects of its own.
-func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (zero T, err error) {
+func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (x T, err error) {
 	defer v.wrap("update", &err)
 	if v.misuse() == nil && f == nil {
-		return zero, session.Invalid("the function is nil")
+		return x, session.Invalid("the function is nil")
 	}
-	for try := 0; ; try++ {
-		// The first read may return an old value. Then the swap fails, and the loop reads again. All
-		// later reads are fresh.
-		fresh := try > 0
-		var x T
-		var data []byte
-		n, err := v.read(ctx, fresh)
-		if err == nil {
-			x, err = v.decode(n)
+	_, err = v.change(ctx, func(now session.Node) ([]any, error) {
+		was, err := v.decode(now)
+		if err != nil && err != ErrNoValue {
+			return nil, err
 		}
-		if err == nil || err == ErrNoValue {
-			x, err = f(x)
+		if x, err = f(was); err != nil {
+			return nil, err
 		}
-		if err == nil {
-			data, err = v.encode(x)
-		}
-		switch {
-		case err != nil && fresh:
-			return zero, err
-		case err != nil:
-			continue // Update may return an error of f only if f's argument was at least as new as the call
-		}
-		switch ok, err := v.swap(ctx, versionOf(n.Stat), data); {
-		case err != nil:
-			return zero, err
-		case ok:
-			return x, nil
-		}
-		// Competing processes must not try at the same times. The wait is short, because one of them has
-		// succeeded.
-		delay := v.s.m.Config.Retry.Delay(min(try+1, 5)) // it may be the largest Duration
-		if err := v.s.m.Sleep(ctx, dice.Below(max(delay, 1))); err != nil {
-			return zero, err
-		}
+		data, err := v.encode(x)
+		return v.write(now, data), err
+	})
+	if err != nil {
+		x = *new(T)
 	}
+	return x, err
 }
 
 // Watch returns a channel, and sends the value on it now and after each change. It never sends an
@@ -300,7 +309,7 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 		// the previous session either. A later transaction created the new session, and its server has
 		// applied that transaction. The call of Sync makes the very first value at least as new as the call
 		// of Watch.
-		var told Version // of the last value that was sent or could not be decoded; the counter wraps, so it shows no order
+		var told Version // of the last state that was sent or has no value; the counter wraps, so it shows no order
 		return v.s.m.During(ctx, func(inc *session.Incarnation) error {
 			if err := inc.Sync(ctx, v.at.Path); err != nil {
 				return err
@@ -311,20 +320,17 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 					return nil
 				}
 				x, err := v.decode(n)
-				if err == ErrNoValue {
-					return nil
+				if err == nil {
+					sent, err := session.Offer(ctx, out, x, change.Fired, inc.Ctx.Done())
+					if sent {
+						told = version
+					}
+					return err
 				}
-				sent := err != nil
-				if sent {
+				if told = version; err != ErrNoValue {
 					inc.Manager.Log.Error("zsync: cannot watch a value", "path", v.path, "version", version, "err", err)
-					err = nil
-				} else {
-					sent, err = session.Offer(ctx, out, x, change.Fired, inc.Ctx.Done())
 				}
-				if sent {
-					told = version
-				}
-				return err
+				return nil
 			})
 		})
 	})
