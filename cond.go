@@ -95,165 +95,131 @@ func (c *Cond) Wait(ctx context.Context) error {
 }
 
 func (c *Cond) wait(ctx context.Context) error {
-	// Step 1. If it fails, L is unlocked too. If the session ends, the error is ErrEnded.
+	// Step 1. If it fails, L is unlocked too.
 	var p *lock.Claim
 	var roll *session.Roll
 	inc, err := c.s.m.Incarnation(ctx)
 	if err == nil {
 		p, roll, err = c.line.Enter(ctx, inc, lock.Exclusive)
 	}
-	relock, unlocked := c.unlock(ctx)
-	if err == nil && unlocked == nil {
-		err = c.sleep(ctx, p, roll.Names())
-	}
-	// If relock is nil, L may still be locked. Then the variable `unlocked` contains the error of ctx,
-	// and the cause of that error may be the loss of another lock.
-	if (err == nil || errors.Is(err, session.ErrEnded)) && unlocked != nil && (relock == nil || !errors.Is(unlocked, ErrLost)) {
-		err = unlocked
-	}
-	// We have a signal, or the session has ended, or L was lost. If L was lost, another process may
-	// have held L before we entered the line, and we may have missed its signal.
-	if err == nil || errors.Is(err, session.ErrEnded) {
-		if err = relock(ctx); err == nil {
-			c.take(ctx, p)
-			return nil
-		}
-	}
-	if p != nil {
-		c.remove(p, false).Await(session.Grace) // a signal that p has, or gets at this instant, is passed on
-	}
-	return err
-}
-
-// The method `unlock` unlocks L, in the background if ctx ends, and returns the function that locks L
-// again. It chooses the hold before the background work begins: later, a Do may be over, and the
-// current hold may belong to another goroutine.
-func (c *Cond) unlock(ctx context.Context) (relock func(context.Context) error, err error) {
+	// Unlock L, in the background if ctx ends. Choose the hold before the background work begins: later,
+	// a Do may be over, and the current hold may belong to another goroutine.
 	unlock, relock := c.L.Unlock, c.L.Lock
 	if q, modes := partsOf(c.L); q != nil {
 		unlock, relock = q.yield(q.within(ctx), modes[0])
 	}
 	done := make(chan error, 1)
 	c.s.m.Spawn(func() { done <- unlock() })
-	if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
-		return relock, err
+	unlocked, ok := session.AwaitGrace(done, ctx.Done())
+	if err == nil && ok && unlocked == nil {
+		err = c.sleep(ctx, p, roll)
 	}
-	return nil, session.CtxErr(ctx)
+	switch {
+	case err != nil && !errors.Is(err, session.ErrEnded):
+	case !ok: // L may still be locked
+		err = session.CtxErr(ctx)
+	case unlocked != nil && !errors.Is(unlocked, ErrLost):
+		err = unlocked
+	default:
+		// We have a signal, or the session has ended, or L was lost. If L was lost, another process may
+		// have held L before we entered the line, and we may have missed its signal.
+		err = relock(ctx)
+	}
+	if p == nil {
+		return err
+	}
+	// Step 4. If the session ends before the deletion, the signal passes to another waiter, and wakes it
+	// without need.
+	gone := c.remove(p, err == nil)
+	if err != nil {
+		gone.Await(session.Grace) // a signal that p has, or gets at this instant, is passed on
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, session.ReleaseTime) // the caller holds L, and must learn of that soon
+	defer cancel()
+	gone.Outcome(ctx)
+	return nil
 }
 
 // The method `sleep` waits until p has a signal or is deleted. While it waits, it passes on the
 // signals of deleted waiters ahead of p.
-func (c *Cond) sleep(ctx context.Context, p *lock.Claim, names []string) error {
+//
+// For that, it is enough to watch the znode just ahead. Consider the first waiter W without a signal.
+// Signals go to waiters in their order, so all waiters ahead of W have a signal, and are about to
+// leave. When the last waiter ahead of W has left or crashed, W lists the line, and finds every
+// signal without its waiter.
+func (c *Cond) sleep(ctx context.Context, p *lock.Claim, roll *session.Roll) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
 	inc := p.Incarnation
 	own := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: p.Path}) // Step 2.
 	defer inc.Watches.Leave(own)
 	_, stat, err := inc.Get(ctx, p.Path)
-	if err == nil && stat.Version > 0 {
-		return nil // we have a signal already
+	if err != nil || stat.Version > 0 {
+		return unlessNoNode(err)
 	}
 	// Only a signal changes the data, so it is not necessary to read them again.
-	for err == nil && !session.IsClosed(own.Fired) {
-		if names, err = c.mend(ctx, inc, names); err != nil { // Step 5.
+	list := func(context.Context, string) ([]string, error) { return roll.Names(), nil }
+	for ; !session.IsClosed(own.Fired); list = inc.Names { // Step 6.
+		line, _, err := c.settle(ctx, inc, list) // Step 5.
+		i := slices.IndexFunc(line, func(w lock.Child) bool { return w.Name == p.Child.Name })
+		if err != nil || i < 0 {
+			return err // without an error, another client has deleted our znode, so we wake up without a signal
+		}
+		watches := []*conn.Watch{own}
+		if i > 0 {
+			ahead := session.ChildPath(c.line.Dir, line[i-1].Name)
+			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: ahead})) // it ignores a signal, which changes the data
+			_, _, err = inc.Children(ctx, ahead)
+		}
+		if err == nil {
+			err = inc.AwaitAny(ctx, watches, time.Time{})
+		}
+		for _, w := range watches[1:] {
+			inc.Watches.Leave(w)
+		}
+		if err = unlessNoNode(err); err != nil {
 			return err
 		}
-		var ahead []lock.Child
-		if ahead, err = p.Line.AheadOf(ctx, inc, lock.ParseChildren(names, p.Line.Bases...), p.Child); err == nil {
-			err = c.awaitLast(ctx, inc, own, ahead)
-		}
-		if err == nil && !session.IsClosed(own.Fired) {
-			names, err = inc.Names(ctx, c.line.Dir) // Step 6.
-		}
 	}
-	if session.IsNoNode(err) || errors.Is(err, session.ErrVanished) {
-		return nil // another client has deleted our znode, so we wake up without a signal
-	}
-	return err
-}
-
-// awaitLast waits until the watch `own` fires or the last znode of ahead is deleted.
-//
-// It is enough to watch that znode. Consider the first waiter W without a signal. Signals go to
-// waiters in their order, so all waiters ahead of W have a signal, and are about to leave. When
-// the last waiter ahead of W has left or crashed, W lists the line, and finds every signal
-// without its waiter.
-func (c *Cond) awaitLast(ctx context.Context, inc *session.Incarnation, own *conn.Watch, ahead []lock.Child) error {
-	watches := []*conn.Watch{own}
-	if len(ahead) > 0 {
-		last := session.ChildPath(c.line.Dir, ahead[len(ahead)-1].Name)
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: last}) // it ignores a signal, which changes the data
-		defer inc.Watches.Leave(w)
-		if _, _, err := inc.Children(ctx, last); err != nil {
-			return unlessNoNode(err)
-		}
-		watches = append(watches, w)
-	}
-	return inc.AwaitAny(ctx, watches, time.Time{})
-}
-
-// The method `take` deletes p's znode and its signal: the caller of Wait has received it (step 4).
-// Without a connection, the method returns before the deletion. If the session ends before the
-// deletion, the signal passes to another waiter, and wakes it without need.
-func (c *Cond) take(ctx context.Context, p *lock.Claim) {
-	if p == nil {
-		return
-	}
-	r := c.remove(p, true)
-	select {
-	case <-r.Done:
-	case <-r.Refused.Done():
-	case <-time.After(session.ReleaseTime): // the caller holds L, and must learn of that soon
-	case <-ctx.Done():
-	case <-p.Incarnation.Disconnection():
-	case <-p.Incarnation.Ctx.Done():
-	}
+	return nil
 }
 
 // The method `remove` deletes p's znode, and its signal too if the argument `signalled` is true. If
 // the reply to that transaction is lost, it is sent again, and fails without harm, because both
-// names are unique. A signal that stays is passed on: by us or, if we cannot, by the waiter behind us.
+// names are unique. If a signal of p stays, `remove` passes it on as soon as p's znode is deleted: at
+// once, or when p's session has ended. Perhaps there is no waiter behind p to do that.
 func (c *Cond) remove(p *lock.Claim, signalled bool) *session.Deletion {
 	inc := p.Incarnation
 	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
-		var err error
+		err := error(zk.ErrNoNode)
 		if signalled {
-			_, err = inc.Multi(inc.Ctx, &zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1}, &zk.DeleteRequest{Path: p.Path, Version: -1})
-			if err == nil {
+			if _, err = inc.Multi(inc.Ctx, &zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1}, &zk.DeleteRequest{Path: p.Path, Version: -1}); err == nil {
 				return nil
 			}
 		}
-		if err == nil || session.IsNoNode(err) { // p has no signal, but can still get one until its znode is deleted
+		if session.IsNoNode(err) { // p has no signal, but can still get one until its znode is deleted
 			err = inc.RemoveNow(inc.Ctx, p.Path)
 		}
 		if err != nil && !session.IsNoNode(err) && inc.Ctx.Err() == nil {
 			return err
 		}
-		c.bequeath(p)
-		return nil
-	}})
-}
-
-// If p has a signal, the method `bequeath` passes it on as soon as p's znode is deleted: at once,
-// or when p's session has ended. Perhaps there is no other client to delete it.
-func (c *Cond) bequeath(p *lock.Claim) {
-	ctx := context.Background() // the calls below return when the Session ends
-	c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if inc != p.Incarnation {
-			if err := inc.AwaitGone(ctx, p.Path); err != nil {
+		ctx := context.Background() // the calls below return when the Session ends
+		c.s.m.During(ctx, func(now *session.Incarnation) error {
+			if now != inc {
+				if err := now.AwaitGone(ctx, p.Path); err != nil {
+					return err
+				}
+			}
+			stat, err := now.Exists(ctx, c.signalPath(p.Child))
+			if err != nil || stat == nil {
 				return err
 			}
-		}
-		stat, err := inc.Exists(ctx, c.signalPath(p.Child))
-		if err != nil || stat == nil {
+			_, _, err = c.settle(ctx, now, now.Names)
 			return err
-		}
-		names, err := inc.Names(ctx, c.line.Dir)
-		if err == nil {
-			_, err = c.mend(ctx, inc, names)
-		}
-		return err
-	})
+		})
+		return nil
+	}})
 }
 
 // The name of a signal is the name of its waiter, without "_c_" and with this suffix. So it
@@ -261,68 +227,58 @@ func (c *Cond) bequeath(p *lock.Claim) {
 // looks for that text, and must find only the waiter.
 const signalSuffix = "-signal"
 
+func signalOf(waiter lock.Child) string { return strings.TrimPrefix(waiter.Name, "_c_") + signalSuffix }
+
 func (c *Cond) signalPath(waiter lock.Child) string {
-	return session.ChildPath(c.line.Dir, strings.TrimPrefix(waiter.Name, "_c_")+signalSuffix)
+	return session.ChildPath(c.line.Dir, signalOf(waiter))
 }
 
-// waiterOf returns the name of a signal's waiter. It reports false if the argument is not the
-// name of a signal.
-func (c *Cond) waiterOf(signal string) (string, bool) {
-	name, ok := strings.CutSuffix(signal, signalSuffix)
-	if _, waits := lock.ParseChild(name, c.line.Bases...); !ok || !waits {
-		return "", false
-	}
-	return "_c_" + name, true
-}
-
-// The method `unsignalled` returns the waiters without a signal, in their order.
-func (c *Cond) unsignalled(ctx context.Context, inc *session.Incarnation, names []string) ([]lock.Child, error) {
-	all, err := c.line.InOrder(ctx, inc, names)
-	if err != nil {
-		return nil, err
-	}
-	signalled := make(map[string]bool)
-	for _, name := range names {
-		if waiter, ok := c.waiterOf(name); ok {
-			signalled[waiter] = true
+// The method `settle` passes on the signals whose waiters were deleted. Then it returns the waiters of
+// a listing, and those of them without a signal, in their order. The function `list` makes the first
+// listing. A signal is created while its waiter exists, and the waiter deletes both in one transaction. So
+// if a listing shows a signal without its waiter, the waiter did not take the signal.
+func (c *Cond) settle(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) (line, waiting []lock.Child, err error) {
+	for stays := make(map[string]bool); ; list = inc.Names {
+		names, err := list(ctx, c.line.Dir)
+		if err != nil {
+			return nil, nil, err
 		}
-	}
-	return slices.DeleteFunc(all, func(w lock.Child) bool { return signalled[w.Name] || !strings.HasPrefix(w.Name, "_c_") }), nil
-}
-
-// If the waiter of a signal in `names` was deleted, the method `mend` passes the signal on. It
-// returns a listing without such signals. A signal is created while its waiter exists, and the
-// waiter deletes both in one transaction. So if a listing shows a signal without its waiter, the
-// waiter did not take the signal.
-func (c *Cond) mend(ctx context.Context, inc *session.Incarnation, names []string) (_ []string, err error) {
-	stays := make(map[string]bool)
-	for {
-		present := make(map[string]bool, len(names))
+		if line, err = c.line.InOrder(ctx, inc, names); err != nil {
+			return nil, nil, err
+		}
+		line = slices.DeleteFunc(line, func(w lock.Child) bool { return !strings.HasPrefix(w.Name, "_c_") })
+		signalled := make(map[string]bool, len(line)) // by the name of a waiter's signal
+		for _, w := range line {
+			signalled[signalOf(w)] = false
+		}
+		lost := ""
 		for _, name := range names {
-			present[name] = true
+			waiter, ok := strings.CutSuffix(name, signalSuffix)
+			if _, waits := lock.ParseChild(waiter, c.line.Bases...); !ok || !waits {
+				continue
+			}
+			if _, there := signalled[name]; there {
+				signalled[name] = true
+			} else if !stays[name] {
+				lost = name
+			}
 		}
-		lost := slices.IndexFunc(names, func(name string) bool {
-			waiter, ok := c.waiterOf(name)
-			return ok && !present[waiter] && !stays[name]
-		})
-		if lost < 0 {
-			return names, nil
+		waiting = slices.DeleteFunc(slices.Clone(line), func(w lock.Child) bool { return signalled[signalOf(w)] })
+		if lost == "" {
+			return line, waiting, nil
 		}
-		if stays[names[lost]], err = c.pass(ctx, inc, names, session.ChildPath(c.line.Dir, names[lost])); err != nil {
-			return nil, err
-		}
-		if names, err = inc.Names(ctx, c.line.Dir); err != nil {
-			return nil, err
+		if stays[lost], err = c.pass(ctx, inc, waiting, session.ChildPath(c.line.Dir, lost)); err != nil {
+			return nil, nil, err
 		}
 	}
 }
 
-// The method `pass` moves the signal at path to the first waiter that has no signal and entered the
-// line before the signal was given. If there is no such waiter, the method deletes the signal. Other
+// The method `pass` moves the signal at path to the first of the waiters without a signal, if that entered
+// the line before the signal was given. If there is no such waiter, the method deletes the signal. Other
 // clients may do the same at this moment, but the signal can be deleted only once. If another program
 // has created a znode below the signal, it cannot be deleted. In that case, the method writes 0 as the
 // zxid at which it was given: no waiter entered the line before 0, so no client passes it on again.
-func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []string, path string) (stays bool, err error) {
+func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, waiting []lock.Child, path string) (stays bool, err error) {
 	data, stat, err := inc.Get(ctx, path)
 	if err != nil {
 		return false, unlessChanged(err)
@@ -334,14 +290,10 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, names []strin
 	if given == 0 && stat.NumChildren > 0 {
 		return true, nil
 	}
-	waiting, err := c.unsignalled(ctx, inc, names)
-	if err != nil {
-		return false, err
-	}
 	ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
 	if len(waiting) > 0 {
 		first, err := inc.Exists(ctx, session.ChildPath(c.line.Dir, waiting[0].Name))
-		if err != nil || first == nil { // the waiter has just left, so `mend` lists the line again
+		if err != nil || first == nil { // the waiter has just left, so `settle` lists the line again
 			return false, err
 		}
 		if first.Czxid < given {
@@ -398,26 +350,26 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 	}
 	todo, err := c.unwoken(ctx)
 	for err == nil && len(todo) > 0 {
-		ops, n := c.mark(todo[0], ""), 1
-		for size := 0; all && n < len(todo) && size < session.MaxPacket/2; n++ {
+		var ops []any
+		n := 0
+		for size := 0; n == 0 || all && n < len(todo) && size < session.MaxPacket/2; n++ {
 			ops = append(ops, c.mark(todo[n], "")...)
 			size += 2 * c.s.m.SizeOf(c.signalPath(todo[n]), nil)
 		}
 		_, err = txn.Across(ctx, c.s.m, c.line.Dir, ops)
-		switch {
-		case err == nil && all:
+		if err == nil && all {
 			todo = todo[n:]
 			continue
-		case err == nil, unlessChanged(err) != nil:
+		}
+		if err == nil || unlessChanged(err) != nil {
 			return err
 		}
 		// A waiter has got another signal, or has left. A Broadcast leaves out later waiters.
-		var now []lock.Child
-		now, err = c.unwoken(ctx)
+		was := todo
+		todo, err = c.unwoken(ctx)
 		if all {
-			now = slices.DeleteFunc(now, func(w lock.Child) bool { return !slices.Contains(todo, w) })
+			todo = slices.DeleteFunc(todo, func(w lock.Child) bool { return !slices.Contains(was, w) })
 		}
-		todo = now
 	}
 	return err
 }
@@ -428,14 +380,8 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 // directly from a goroutine of this process that waits through another Session.
 func (c *Cond) unwoken(ctx context.Context) ([]lock.Child, error) {
 	var waiting []lock.Child
-	err := c.during(ctx, func(inc *session.Incarnation) error {
-		names, err := inc.NamesFresh(ctx, c.line.Dir)
-		if err == nil {
-			names, err = c.mend(ctx, inc, names)
-		}
-		if err == nil {
-			waiting, err = c.unsignalled(ctx, inc, names)
-		}
+	err := c.during(ctx, func(inc *session.Incarnation) (err error) {
+		_, waiting, err = c.settle(ctx, inc, inc.NamesFresh)
 		return err
 	})
 	return waiting, err
