@@ -25,16 +25,13 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 	for _, back := range []bool{false, true} { // false: all other elements; true: the elements that were returned with the fate Later
 		for _, was := range slices.Backward(lots) {
 			so := func(e *element) bool { return e.seq <= was.last && (e.first > 0) == back }
+			there := func(context.Context, *session.Incarnation) ([]bucket, error) { return []bucket{was.bucket}, nil }
 			for more := !was.exhausted() && (was.delayed || !back); more; {
 				some := 0
-				_, err := q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
-					ops, some, more, err = q.takeLast(ctx, inc, []bucket{was.bucket}, so)
-					return ops, err
-				})
-				if err != nil {
+				some, more, err = q.removeLast(ctx, there, so)
+				if n += some; err != nil {
 					return n, err
 				}
-				n += some
 			}
 		}
 	}
@@ -56,64 +53,67 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	return lots, err
 }
 
-// removeFree applies the operations that `build` returns, exactly once. If another client was
-// faster, removeFree calls `build` again. It returns true if it has removed an element.
-func (q *core) removeFree(ctx context.Context, build func(ctx context.Context, inc *session.Incarnation) ([]any, error)) (done bool, err error) {
+// removeLast removes unclaimed elements with so(e), as many as fit into a transaction: the last of the first
+// bucket with such elements. It returns their number, and whether the bucket has more. It looks only at the
+// buckets that the function `buckets` returns.
+func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *session.Incarnation) ([]bucket, error), so func(*element) bool) (n int, more bool, err error) {
 	for {
-		ops, err := Synced(ctx, q.Common, build)
-		if err != nil || len(ops) == 0 {
-			return false, err
-		}
-		if _, err = q.Commit(ctx, ops); !outrun(err) {
-			return err == nil, err
-		}
-	}
-}
-
-// takeLast returns operations that remove `n` unclaimed elements with so(e), as many as fit into a
-// transaction: the last of the first bucket with such elements. If it has more, `more` is true.
-func (q *core) takeLast(ctx context.Context, inc *session.Incarnation, buckets []bucket, so func(*element) bool) (ops []any, n int, more bool, err error) {
-	lots, _, err := q.lots(ctx, inc, buckets, false)
-	if err != nil {
-		return nil, 0, false, err
-	}
-	for _, t := range lots {
-		q.listings.Delete(t.name) // it may show an element that was removed and left no trace on its board
-		if err := q.list(ctx, inc, t); err != nil {
-			return nil, 0, false, err
-		}
-		es := slices.DeleteFunc(t.unclaimed(), func(e *element) bool { return !so(e) })
-		if len(es) == 0 {
-			continue
-		}
-		slices.Reverse(es)
-		size := 0
-		for _, e := range es {
-			path := session.ChildPath(q.dir, e.key())
-			if size += q.m.SizeOf(path, nil); n == maxPost || n > 0 && size > session.MaxPacket/2 {
-				more = true
-				break
+		ops, err := Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
+			some, err := buckets(ctx, inc)
+			if err != nil {
+				return nil, err
 			}
-			ops, n = append(ops, &zk.DeleteRequest{Path: path, Version: -1}), n+1
+			lots, _, err := q.lots(ctx, inc, some, false)
+			for _, t := range lots {
+				if err != nil || len(ops) > 0 {
+					break
+				}
+				q.listings.Delete(t.name) // it may show an element that was removed and left no trace on its board
+				err = q.list(ctx, inc, t)
+				es := slices.DeleteFunc(t.unclaimed(), func(e *element) bool { return !so(e) })
+				slices.Reverse(es)
+				if ops = q.Deletions(pathsOf(q.dir, es, (*element).key)); len(ops) == 0 {
+					continue
+				}
+				n, more = len(ops), len(ops) < len(es)
+				next := t.next()
+				next.forget(numbers(es[:n]))
+				ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
+				ops = append(ops, t.exclusion(q.dir)...)
+				if slices.ContainsFunc(es[:n], (*element).keyed) {
+					// Ring the bell: other elements with these keys may be free now, for example elements
+					// that were sent during Clear.
+					ops = append(ops, ring(q.dir))
+				}
+			}
+			return ops, err
+		})
+		if err != nil || len(ops) == 0 {
+			return 0, false, err
 		}
-		es = es[:n]
-		next := t.next()
-		next.forget(numbers(es))
-		ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
-		ops = append(ops, t.exclusion(q.dir)...)
-		if slices.ContainsFunc(es, (*element).keyed) {
-			// Ring the bell: other elements with these keys may be free now, for example elements
-			// that were sent during Clear.
-			ops = append(ops, ring(q.dir))
+		if _, err = q.Commit(ctx, ops); err == nil {
+			return n, more, nil
+		} else if !outrun(err) { // otherwise, another client was faster
+			return 0, false, err
 		}
-		return ops, n, more, nil
 	}
-	return nil, 0, false, nil
 }
 
-func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error) {
+// Deletions returns operations that delete `paths`, as many of the first as fit into a transaction.
+func (q *Common) Deletions(paths []string) (ops []any) {
+	size := 0
+	for _, path := range paths[:min(len(paths), maxPost)] {
+		if size += q.m.SizeOf(path, nil); len(ops) > 0 && size > session.MaxPacket/2 {
+			break
+		}
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+	}
+	return ops
+}
+
+func (q *core) Cancel(ctx context.Context, id string) (bool, error) {
 	tag := tagOf("", id)
-	return q.removeFree(ctx, func(ctx context.Context, inc *session.Incarnation) ([]any, error) {
+	n, _, err := q.removeLast(ctx, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 		data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
 		if err != nil && !session.IsNoNode(err) {
 			return nil, err
@@ -123,17 +123,14 @@ func (q *core) Cancel(ctx context.Context, id string) (canceled bool, err error)
 		if !ok {
 			return nil, nil
 		}
-		buckets, err := q.buckets(ctx, inc)
-		if err != nil {
-			return nil, err
-		}
 		// The element is in its first bucket or, if a consumer has returned it with the fate
 		// Later, in a delayed bucket. Only a consumer that has claimed the element can move it.
 		// Cancel reads the first bucket before the delayed buckets. So if Cancel finds the
 		// element in none of them, a consumer has claimed or removed the element.
+		buckets, err := q.buckets(ctx, inc)
 		buckets = slices.DeleteFunc(buckets, func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
-		ops, _, _, err := q.takeLast(ctx, inc, buckets, func(e *element) bool { return strings.HasSuffix(e.tag, tag) })
-		return ops, err
-	})
+		return buckets, err
+	}, func(e *element) bool { return strings.HasSuffix(e.tag, tag) })
+	return n > 0, err
 }

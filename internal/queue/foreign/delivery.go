@@ -3,6 +3,7 @@ package foreign
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -67,38 +68,36 @@ func (it *delivery) settle(f queue.Fate, lost error) {
 // So if the servers refuse the write, putBack tries again until the Session begins to close, and
 // then one last time.
 func (it *delivery) putBack() {
-	q := it.q
+	q, ctx := it.q, session.Finishing
 	defer it.stay()
-	ctx := session.Finishing
-	last := false
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		last := session.IsClosed(it.leaving)
 		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
-		var err error
-		if q.Oversized(create) { // another library has stored the element without a receipt, and the element is too large for a transaction with one
+		err := q.commit(ctx, []any{create})
+		if errors.Is(err, session.ErrTooLarge) { // another library has stored the element without a receipt
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				_, err := inc.Create(ctx, create.Path, create.Data)
 				return err
 			})
-		} else if err = q.commit(ctx, []any{create}); session.IsNodeExists(err) {
+		} else if session.IsNodeExists(err) {
 			err = nil
 		}
 		if !session.IsClosed(it.done) {
 			it.err = err
 			close(it.done)
 		}
-		if err == nil || last || !refusal(err) {
-			if err != nil {
-				q.m.Log.Error("zsync: an element may be lost, as it could not be put back", "path", q.cfg.Path, "element", it.name, "err", err)
-			}
+		switch {
+		case err == nil:
 			return
-		}
-		if wait == time.Second {
+		case last || !refusal(err):
+			q.m.Log.Error("zsync: an element may be lost, as it could not be put back", "path", q.cfg.Path, "element", it.name, "err", err)
+			return
+		case wait == time.Second:
 			q.m.Log.Error("zsync: cannot put an element back; the Session keeps trying", "path", q.cfg.Path, "element", it.name, "err", err)
 		}
 		select {
 		case <-time.After(wait):
-		case <-it.leaving: // if both cases are ready, either leads to another attempt
-			last = true
+		case <-it.leaving:
 		}
 	}
 }
@@ -195,20 +194,16 @@ func (q *engine) next(c *queue.Consumer) (queue.Item, error) {
 			return nil, err
 		case <-c.Ctx.Done():
 			return nil, session.CtxErr(c.Ctx)
-		case <-q.m.Closing:
-			return nil, q.m.Failure()
 		}
 		it, err := q.fetch(c.Ctx)
 		<-q.taking
-		switch over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure()); {
-		case over != nil && it != nil:
-			it.PutBack()
-			return nil, over
-		case over != nil:
-			return nil, over
-		case it != nil:
+		if it != nil {
 			return it, nil
-		case err != nil:
+		}
+		if over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure()); over != nil {
+			return nil, over
+		}
+		if err != nil && !errors.Is(err, session.ErrVanished) { // the place in the line was deleted
 			q.Complain(err)
 			select {
 			case err := <-c.Faults:

@@ -108,31 +108,94 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 	}
 }
 
-// The method `read` reads a znode with elements. If the servers refuse to let the client read the
-// znode, `read` returns nil without an error, and consumers skip the znode for a while.
-func (q *engine) read(ctx context.Context, inc *session.Incarnation, e elementName) (*delivery, error) {
-	data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
-	if q.Skips.Unreadable(e.name, err) {
-		return nil, nil
-	}
+// The method `look` lists the elements, and reads the first that the client can read. It returns nil if
+// there is none. It leaves out skipped elements, but if `odd` is set, it returns a skipped misfit if there
+// is no other element: the caller gets the error of the misfit again. If `aside` is set, it leaves out
+// znodes without elements, which `seize` would delete.
+func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside bool) (*delivery, error) {
+	names, _, err := inc.Children(ctx, q.dir)
 	if err != nil {
 		return nil, err
 	}
-	it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), done: make(chan struct{})}
-	it.ctx, it.cancel = context.WithCancelCause(context.Background())
-	if it.inside, it.fault = q.open(data); it.fault != nil {
-		it.inside = [][]byte{data}
-	} else if len(it.inside) > 0 {
-		it.value, it.fault = q.cfg.Decode(it.inside[0])
+	es := q.elements(names)
+	left := slices.DeleteFunc(slices.Clone(es), func(e elementName) bool { return !odd || !q.Skips.Left(e.name) })
+	es = slices.DeleteFunc(es, func(e elementName) bool { return q.Skips.Skipped(e.name) })
+	for len(es)+len(left) > 0 {
+		if len(es) == 0 {
+			es, left = left, nil
+		}
+		var e elementName
+		e, es = cutFirst(es)
+		data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
+		switch {
+		case session.IsNoNode(err): // another client was faster; elements that were sent since the listing may be free
+			return q.look(ctx, inc, odd, aside)
+		case q.Skips.Unreadable(e.name, err):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), done: make(chan struct{})}
+		it.ctx, it.cancel = context.WithCancelCause(context.Background())
+		if it.inside, it.fault = q.open(data); it.fault != nil {
+			it.inside = [][]byte{data}
+		} else if len(it.inside) > 0 {
+			it.value, it.fault = q.cfg.Decode(it.inside[0])
+		} else if aside {
+			continue
+		}
+		return it, nil
 	}
-	return it, nil
+	return nil, nil
 }
 
-func (q *engine) deletion(it *delivery) *zk.DeleteRequest {
-	return &zk.DeleteRequest{Path: session.ChildPath(q.dir, it.name), Version: it.version}
+// The method `take` takes an element that this process has read. If this process has not got the element,
+// the result is nil without an error. If ctx ends first, an element that is taken later is written back.
+func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
+	it.leaving, it.stay = q.m.BeforeClose()
+	if session.IsClosed(it.leaving) {
+		it.stay()
+		return nil, session.ErrClosed // Close would not wait for an element that is taken now
+	}
+	return queue.Detached(ctx, q.m, func() (*delivery, error) {
+		if ours, err := q.seize(it); !ours {
+			it.stay()
+			return nil, err
+		}
+		return it, nil
+	}, func(got *delivery) {
+		if got != nil {
+			got.PutBack()
+		}
+	})
 }
 
-// maxSplit is the largest number of elements in one transaction of `split` or `Clear`.
+// The method `seize` deletes the znode of an element, and returns true if only this process has the element
+// now. It makes an element that does not decode a dead letter instead. No context stops it.
+func (q *engine) seize(it *delivery) (ours bool, err error) {
+	path := session.ChildPath(q.dir, it.name)
+	ops := []any{&zk.DeleteRequest{Path: path, Version: it.version}}
+	switch {
+	case len(it.inside) != 1:
+		return false, q.split(path, it)
+	case it.fault != nil:
+		if err := q.Skips.Misfit(it.name, it.fault); err != nil {
+			return false, err
+		}
+		ops = append(ops, q.Make(it.class, it.stored, it.sent, 0, it.fault)...)
+	default:
+		q.Skips.Fits()
+	}
+	if err := q.commit(session.Finishing, ops); err != nil {
+		return false, unlessOutrun(err)
+	}
+	if it.fault != nil {
+		q.Report(it.name, it.fault)
+	}
+	return it.fault == nil, nil
+}
+
+// maxSplit is the largest number of elements that one transaction of `split` moves.
 const maxSplit = 500
 
 // The method `split` moves each element of a znode with no element, or with several (Curator's
@@ -144,26 +207,24 @@ const maxSplit = 500
 // does not exist. For the same reason, a second attempt of the split fails. No split uses a name again
 // for other data: the version would restart at 0, and a client of another library could delete an
 // element that it has not read.
-func (q *engine) split(ctx context.Context, inc *session.Incarnation, it *delivery) error {
-	path, all := session.ChildPath(q.dir, it.name), it.inside
-	size, n := q.m.SizeOf(path, it.stored), len(all)
-	ops := []any{nil}
+func (q *engine) split(path string, it *delivery) error {
+	size, n, ops := q.m.SizeOf(path, it.stored), len(it.inside), []any{nil}
 	for ; n > 0 && len(ops) <= maxSplit; n-- {
 		part := fmt.Sprintf("%s#%05d", path, n-1)
 		if size += q.m.SizeOf(part, nil); size > session.MaxPacket {
 			break
 		}
-		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(all[n-1]), Acl: q.m.Config.ACL})
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(it.inside[n-1]), Acl: q.m.Config.ACL})
 	}
 	switch {
 	case n == 0:
-		ops[0] = q.deletion(it)
-	case n < len(all):
-		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(all[:n]...), Version: it.version}
+		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
+	case len(ops) > 1:
+		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(it.inside[:n]...), Version: it.version}
 	default:
 		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
 	}
-	_, err := inc.Multi(ctx, ops...)
+	_, err := it.inc.Multi(session.Finishing, ops...)
 	return unlessOutrun(err)
 }
 
@@ -175,40 +236,30 @@ func unlessOutrun(err error) error {
 	return err
 }
 
-// The method `seize` takes an element that this process has read: it deletes the znode, or makes an
-// element that does not decode a dead letter. If this process has not got the element, the result is nil
-// without an error. No context stops `seize`, because after the deletion only this process has the
-// element.
-func (q *engine) seize(it *delivery) (ours *delivery, err error) {
-	ctx := session.Finishing
-	if len(it.inside) != 1 {
-		return nil, q.split(ctx, it.inc, it)
-	}
-	ops := []any{q.deletion(it)}
-	if it.fault != nil {
-		if err := q.Skips.Misfit(it.name, it.fault); err != nil {
-			return nil, err
+// The function `refusal` is called with the error of a failed attempt. It reports whether another
+// attempt would fail, too.
+func refusal(err error) bool {
+	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
+}
+
+// The method `first` reads the first element, or returns nil if there is none: see `look`. This server may
+// lag, and only a listing after a sync proves that there is no element.
+func (q *engine) first(ctx context.Context, aside bool) (*delivery, error) {
+	it, err := queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (*delivery, error) {
+		it, err := q.look(ctx, inc, true, aside)
+		if err == nil && it == nil && !aside && q.cfg.KeepDead > 0 {
+			q.Sweep(inc)
 		}
-		letter := q.Make(it.class, it.stored, it.sent, 0, it.fault)
-		if q.Oversized(letter[0].(*zk.CreateRequest)) {
-			return nil, fmt.Errorf("the element %s cannot go to the dead letters: %w", it.name, session.ErrTooLarge)
-		}
-		ops = append(ops, letter...)
-	} else {
-		q.Skips.Fits()
+		return it, err
+	})
+	if session.IsNoNode(err) {
+		return nil, nil // the queue does not exist
 	}
-	switch err := q.commit(ctx, ops); {
-	case err != nil:
-		return nil, unlessOutrun(err)
-	case it.fault != nil:
-		q.Report(it.name, it.fault)
-		return nil, nil
-	}
-	return it, nil
+	return it, err
 }
 
 // Take takes the first element and settles it.
-func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
+func (q *engine) Take(ctx context.Context) (*queue.Element, error) {
 	inner, leave := queue.WhileOpen(ctx, q.m)
 	defer leave()
 	for {
@@ -216,103 +267,68 @@ func (q *engine) Take(ctx context.Context) (e *queue.Element, err error) {
 		if err != nil || it == nil {
 			return nil, err
 		}
-		got, err := q.take(inner, it)
-		if err != nil {
+		if it, err = q.take(inner, it); err != nil {
 			return nil, err
 		}
-		if got != nil {
-			e := got.Element()
-			got.Taken()
+		if it != nil {
+			e := it.Element()
+			it.Taken()
 			return &e, nil
 		}
 	}
 }
 
-// The method `take` calls `seize`. If ctx ends first, an element that `seize` takes is written back.
-func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
-	it.leaving, it.stay = q.m.BeforeClose()
-	if session.IsClosed(it.leaving) {
-		it.stay()
-		return nil, session.ErrClosed // Close would not wait for an element that is taken now
-	}
-	return queue.Detached(ctx, q.m, func() (*delivery, error) {
-		got, err := q.seize(it)
-		if got == nil {
-			it.stay()
-		}
-		return got, err
-	}, func(got *delivery) {
-		if got != nil {
-			got.PutBack()
-		}
-	})
-}
-
-// The method `look` lists the elements, and reads the first that the client can read. It returns nil if
-// there is none. It leaves out skipped elements, but if `odd` is set, it returns a skipped misfit if there
-// is no other element: the caller gets the error of the misfit again. If `aside` is set, it leaves out
-// znodes without elements, which `seize` would delete.
-func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside bool) (*delivery, error) {
-	for changed := true; changed; {
-		changed = false
-		names, _, err := inc.Children(ctx, q.dir)
-		if err != nil {
-			return nil, err
-		}
-		var es, left []elementName
-		for _, e := range q.elements(names) {
-			switch {
-			case !q.Skips.Skipped(e.name):
-				es = append(es, e)
-			case odd && q.Skips.Left(e.name):
-				left = append(left, e)
-			}
-		}
-		for _, e := range append(es, left...) {
-			it, err := q.read(ctx, inc, e)
-			switch {
-			case session.IsNoNode(err):
-				changed = true
-			case err != nil:
-				return nil, err
-			case it != nil && (len(it.inside) > 0 || !aside):
-				return it, nil
-			}
-		}
-	}
-	return nil, nil
-}
-
-// The method `first` reads the first element, or returns nil if there is none: see `look`.
-func (q *engine) first(ctx context.Context, aside bool) (found *delivery, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		for _, synced := range []bool{false, true} {
-			if synced { // this server may lag: only a listing after a sync proves that there is no element
-				if err := inc.Sync(ctx, q.dir); err != nil {
-					return err
-				}
-			}
-			if found, err = q.look(ctx, inc, synced, aside); found != nil || err != nil && !session.IsNoNode(err) {
-				return err
-			}
-		}
-		if q.cfg.KeepDead > 0 && !aside {
-			q.Sweep(inc)
-		}
-		return nil
-	})
-	return found, err
-}
-
 func (q *engine) Peek(ctx context.Context) (*queue.Element, error) {
 	it, err := q.first(ctx, true)
-	if err != nil || it == nil {
+	if it == nil {
 		return nil, err
 	}
 	e := it.Element()
-	return &e, nil
+	return &e, err
 }
 
+// The method `fetch` waits in the line for an element, and takes it. If the servers refuse to let the client
+// take an element, consumers skip it for a while, and `fetch` returns nil without an error.
+func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) error {
+		place, err := q.Line.Contend(ctx, inc)
+		if err != nil {
+			return err
+		}
+		defer place.Leave()
+		for got == nil && err == nil {
+			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
+			again := q.Skips.Next() // before `look`, because a skip can end between the two calls
+			var it *delivery
+			it, err = q.look(ctx, inc, false, false)
+			switch {
+			case session.IsNoNode(err):
+				_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
+			case err == nil && it == nil:
+				if next := q.Sweep(inc); again.IsZero() || next.Before(again) {
+					again = next
+				}
+				q.m.Waiters.Add(1)
+				err = inc.AwaitAny(ctx, []*conn.Watch{w}, again)
+				q.m.Waiters.Add(-1)
+			case err == nil:
+				got, err = q.take(ctx, it)
+			}
+			inc.Watches.Leave(w)
+			if it != nil && err != nil && ctx.Err() == nil && (q.Skips.Left(it.name) || refusal(err)) {
+				if !q.Skips.Left(it.name) { // otherwise, the consumers already have the error
+					q.Skips.Skip(it.name)
+					q.Complain(err)
+				}
+				return nil
+			}
+		}
+		return err
+	})
+	return got, err
+}
+
+// The method `names` lists the elements of the queue, in no order.
 func (q *engine) names(ctx context.Context) ([]elementName, error) {
 	return queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) ([]elementName, error) {
 		names, err := inc.Names(ctx, q.dir)
@@ -325,50 +341,49 @@ func (q *engine) Len(ctx context.Context) (int, error) {
 	return len(es), err
 }
 
-func (q *engine) Stats(ctx context.Context) (queue.Totals, error) {
-	return queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (st queue.Totals, err error) {
-		names, err := inc.Names(ctx, q.dir)
-		if err != nil {
-			return st, err
-		}
-		dead, err := q.Unread(ctx, inc)
-		es := q.elements(names)
-		st.Ready, st.Dead = len(es), len(dead)
-		for i := 0; i < len(es) && err == nil && st.Oldest.IsZero(); i++ {
-			var stat *zk.Stat
-			if stat, err = inc.Exists(ctx, session.ChildPath(q.dir, es[i].name)); stat != nil {
-				st.Oldest = time.UnixMilli(stat.Ctime)
-			}
-		}
+func (q *engine) Stats(ctx context.Context) (st queue.Totals, err error) {
+	if st.Ready, err = q.Len(ctx); err != nil {
 		return st, err
-	})
+	}
+	dead, err := queue.Synced(ctx, q.Common, q.Unread)
+	if err != nil {
+		return st, err
+	}
+	st.Dead = len(dead)
+	it, err := q.first(ctx, true)
+	if it != nil {
+		st.Oldest = it.sent
+	}
+	return st, err
 }
 
 func (q *engine) Clear(ctx context.Context) (n int, err error) {
-	es, err := q.names(ctx)
-	there := make(map[string]bool, len(es)) // the znodes that existed when Clear began
-	for _, e := range es {
-		there[whole(e.name)] = true
-	}
-	for err == nil && len(es) > 0 {
-		var ops []any
-		size := 0
-		for _, e := range es {
-			path := session.ChildPath(q.dir, e.name)
-			if size += q.m.SizeOf(path, nil); len(ops) == maxSplit || len(ops) > 0 && size > session.MaxPacket/2 {
-				break
+	var there map[string]bool // the numbers of the znodes that existed when Clear began
+	for {
+		es, err := q.names(ctx)
+		number := func(e elementName) string { return fmt.Sprint(e.class, " ", e.seq) } // `split` does not change it
+		if there == nil {
+			there = make(map[string]bool, len(es))
+			for _, e := range es {
+				there[number(e)] = true
 			}
-			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		}
+		var paths []string
+		for _, e := range es {
+			if there[number(e)] {
+				paths = append(paths, session.ChildPath(q.dir, e.name))
+			}
+		}
+		if err != nil || len(paths) == 0 {
+			return n, err
+		}
+		ops := q.Deletions(paths)
 		if err = q.commit(ctx, ops); err == nil {
 			n += len(ops)
 		} else if err = unlessOutrun(err); err != nil {
-			break
+			return n, err
 		}
-		es, err = q.names(ctx)
-		es = slices.DeleteFunc(es, func(e elementName) bool { return !there[whole(e.name)] })
 	}
-	return n, err
 }
 
 func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
@@ -382,56 +397,4 @@ func (q *engine) Resume(context.Context) error                 { return q.lacks(
 
 func (q *engine) List(context.Context, queue.Status) iter.Seq2[queue.Element, error] {
 	return func(yield func(queue.Element, error) bool) { yield(queue.Element{}, q.lacks("List")) }
-}
-
-// The function `refusal` is called with the error of a failed attempt. It reports whether another
-// attempt would fail, too.
-func refusal(err error) bool {
-	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
-}
-
-// The method `fetch` waits in the line for an element, and takes it. If an element does not decode, it can
-// return nil without an error. If the servers refuse to let the client take an element, consumers skip it
-// for a while.
-func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) error {
-		place, err := q.Line.Contend(ctx, inc)
-		if errors.Is(err, session.ErrVanished) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		defer place.Leave()
-		for got == nil && err == nil {
-			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
-			again := q.Skips.Next() // before `look`, because a skip can end between the two calls
-			var it *delivery
-			switch it, err = q.look(ctx, inc, false, false); {
-			case session.IsNoNode(err):
-				_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
-			case err == nil && it == nil:
-				if next := q.Sweep(inc); again.IsZero() || next.Before(again) {
-					again = next
-				}
-				q.m.Waiters.Add(1)
-				err = inc.AwaitAny(ctx, []*conn.Watch{w}, again)
-				q.m.Waiters.Add(-1)
-			case err == nil:
-				got, err = q.take(ctx, it)
-				switch {
-				case err == nil || ctx.Err() != nil:
-				case q.Skips.Left(it.name):
-					inc.Watches.Leave(w)
-					return nil // `Complain` has already sent the error to the consumers for which `Odd` is set
-				case refusal(err):
-					q.Skips.Skip(it.name)
-					q.Complain(err)
-					err = nil
-				}
-			}
-			inc.Watches.Leave(w)
-		}
-		return err
-	})
-	return got, err
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -64,17 +63,31 @@ func (f *format) element(name string) (e elementName, ok bool) {
 	return e, false
 }
 
-// The function `whole` returns the name of the znode that had the element before `split` moved it.
-// If `split` has not moved the element, the result is the element's own name.
-func whole(name string) string {
-	name, _, _ = strings.Cut(name, "#")
-	return name
+// The method `elements` parses names, and leaves out the names of other znodes.
+func (f *format) elements(names []string) (es []elementName) {
+	for _, name := range names {
+		if e, ok := f.element(name); ok {
+			es = append(es, e)
+		}
+	}
+	return es
 }
 
-func (f *format) elements(names []string) []elementName {
-	return queue.ParseAll(names, f.element, func(a, b elementName) int {
-		return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
-	})
+// The function `inOrder` compares two elements by their positions.
+func inOrder(a, b elementName) int {
+	return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
+}
+
+// The function `cutFirst` removes the first of some elements, which are in no order.
+func cutFirst(es []elementName) (first elementName, rest []elementName) {
+	at := 0
+	for i := range es {
+		if inOrder(es[i], es[at]) < 0 {
+			at = i
+		}
+	}
+	first, es[at] = es[at], es[len(es)-1]
+	return first, es[:len(es)-1]
 }
 
 // Curator's frame is a version, the elements, and an end byte. Each element is an item byte, its
