@@ -54,17 +54,6 @@ func (q *core) check(it *item) {
 	it.value, it.decoded = value, it.fault == nil
 }
 
-func (q *core) Send(ctx context.Context, b Batch) error {
-	p, err := q.parcel(ctx, b)
-	if err != nil {
-		return err
-	}
-	if err := q.admit(ctx, len(p.data), p, b.NoWait); err != nil {
-		return err
-	}
-	return q.send(p)
-}
-
 // Synced sends a sync request, then calls `f` and returns the result of `f`. If the session ends first,
 // Synced repeats both steps in the next session.
 func Synced[R any](ctx context.Context, q *Common, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {

@@ -43,27 +43,14 @@ func (q *Common) Make(class string, stored []byte, sent time.Time, attempts int,
 	}
 	data, _ := json.Marshal(map[string]any{"reason": reason, "attempts": attempts, "first": sent.UnixMilli()})
 	why := &zk.CreateRequest{Path: session.ChildPath(q.Dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
-	if q.Oversized(letter, why) {
-		return []any{letter}
+	if q.m.SizeOf(letter.Path, stored)+q.m.SizeOf(why.Path, data)+3*q.m.SizeOf(letter.Path, nil) > session.MaxPacket {
+		return []any{letter} // both would be too large for a transaction that also deletes the element, and has a receipt
 	}
 	return []any{letter, why}
 }
 
 func whyName(digits string) string { return "why-" + digits }
 
-// noGUID has the length of a GUID.
-const noGUID = "00000000-0000-0000-0000-000000000000"
-
-// Oversized reports whether `ops` are too large for a transaction with a receipt.
-func (q *Common) Oversized(ops ...*zk.CreateRequest) bool {
-	size := q.m.SizeOf(session.ChildPath(q.Receipts, noGUID), nil)
-	for _, op := range ops {
-		size += q.m.SizeOf(op.Path, op.Data) + q.m.SizeOf(op.Path, nil)
-	}
-	return size > session.MaxPacket
-}
-
-// Report logs that an element has become a dead letter, and calls the observer.
 func (q *Common) Report(key string, err error) {
 	q.m.Log.Error("zsync: an element becomes a dead letter", "path", q.cfg.Path, "element", key, "err", err)
 	q.m.Observe(session.Report{Kind: session.EventDead, Op: "recv", Path: q.cfg.Path, Err: err})

@@ -45,48 +45,41 @@ type Engine interface {
 	// ErrKnown. The caller uses only features of the layout (Due, ID, Keys).
 	Send(ctx context.Context, b Batch) error
 
-	// Cancel removes the unclaimed element that was sent with the ID, and reports whether it has. The
-	// queue still remembers the ID.
+	// Cancel removes the unclaimed element that was sent with the ID, and reports whether it has.
 	Cancel(ctx context.Context, id string) (bool, error)
 
-	// Join adds a consumer. The consumer works until ctx ends or the Session begins to close. The
-	// caller must call Leave.
+	// Join adds a consumer, which works until ctx ends or the Session begins to close. The caller must
+	// call Leave.
 	Join(ctx context.Context, o Joining) *Consumer
 
 	// Take removes the first unclaimed element, and returns it, or nil if there is none. If ctx ends
 	// first, an element that Take has claimed goes back to its position. Session.Close waits for that.
 	Take(ctx context.Context) (*Element, error)
 
-	// Peek returns the element that `Take` would have returned a moment ago. It writes nothing.
+	// Peek returns the element that `Take` would have returned a moment ago. Peek, Len, Stats and List
+	// write nothing. Stats and List see no snapshot.
 	Peek(ctx context.Context) (*Element, error)
-
-	// Len returns the number of elements in the queue, with claimed and delayed elements.
 	Len(ctx context.Context) (int, error)
-
-	// Stats counts the elements in each state. It writes nothing. It is not a snapshot.
 	Stats(ctx context.Context) (Totals, error)
-
-	// List yields the elements in the state `s`. It is not a snapshot.
 	List(ctx context.Context, s Status) iter.Seq2[Element, error]
 
 	// Pause keeps all clients from claiming elements, until Resume is called.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 
-	// Clear removes all unclaimed elements, the last first, and returns the number of removed elements,
-	// also with an error.
+	// Clear removes all unclaimed elements, and returns the number of removed elements, also with an error.
 	Clear(ctx context.Context) (int, error)
 
-	// Letters yields the dead letters, the oldest first. It lists the letters once, and leaves out
-	// letters that are removed before it reads them. It yields the metadata of a letter that this client
-	// may not read, with zk.ErrNoAuth, and continues. On any other error, the caller should stop.
+	// Letters yields the dead letters, the oldest first. It leaves out letters that are removed before it
+	// reads them. It yields the metadata of a letter that this client may not read, with zk.ErrNoAuth, and
+	// continues. On any other error, the caller should stop.
 	Letters(ctx context.Context) iter.Seq2[*Letter, error]
 
 	// Discard removes a dead letter. The error is zk.ErrNoNode if the letter does not exist.
 	Discard(ctx context.Context, d *Letter) error
 
-	// Requeue removes a dead letter as Discard does and, in the same transaction, stores its element at
-	// the end of the queue, with its priority and without attempts.
+	// Requeue is Discard, and in the same transaction it stores the element at the end of the queue, with
+	// its priority and without attempts.
 	Requeue(ctx context.Context, d *Letter) error
 }
 
@@ -148,15 +141,12 @@ type Item interface {
 	// Item.
 	Withdrawn() (down, over <-chan struct{})
 
-	// Taken is called when the program has taken the element. Taken removes it in the background.
+	// The caller of Next calls one of these methods. Taken means that the program has the element, and
+	// removes it in the background. Handed means that the program has the element and will settle it: if
+	// the claim is lost from now on, the delivery counts as an attempt. PutBack means that the program has
+	// not taken it: one of the Engine's consumers offers it next, or it returns to its position, untried.
 	Taken()
-
-	// Handed is called when the program has taken the element and will settle it. If the claim is
-	// lost after this call, the delivery counts as an attempt.
 	Handed()
-
-	// PutBack is called if the program did not take the element. One of the Engine's consumers
-	// offers it next. Without consumers, it returns to its position in the queue, untried.
 	PutBack()
 
 	// SetAside moves an offered misfit to the dead letters, unless the misfit is settled.

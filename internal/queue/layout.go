@@ -68,12 +68,10 @@ import (
 // the bucket are random, so it is not created twice either. Unless elements have keys, a consumer reads
 // such a bucket only after its period has begun.
 
-// maxPost is the largest number of elements that a transaction settles.
-const maxPost = 500
-
-// bucketSize is the number of elements after which a producer creates the next bucket. The last
-// Sends into a bucket can exceed this number.
-const bucketSize = 1000
+const (
+	maxPost    = 500  // the largest number of elements that a transaction settles
+	bucketSize = 1000 // the number of elements after which a producer creates the next bucket; the last Sends can exceed it
+)
 
 // The type `bucket` is the parsed name of a bucket.
 type bucket struct {
@@ -166,14 +164,12 @@ func (e *element) key() string { return e.bucket + "/" + e.name }
 // The method `id` returns a name that identifies the element permanently.
 func (e *element) id() string { return cmp.Or(e.origin, e.key()) }
 
-// Other children of the queue's znode.
+// Other names of znodes.
 const (
-	keysName   = "keys"   // exists if elements may have keys: every claim writes it
-	pausedName = "paused" // exists while the queue is paused
+	keysName   = "keys"
+	pausedName = "paused"
+	markDigits = 16 // the length of the name of a mark
 )
-
-// markDigits is the length of the name of a mark.
-const markDigits = 16
 
 // randomDigits returns random hexadecimal digits, at most 32.
 func randomDigits(n int) string { return strings.ReplaceAll(session.NewGUID(), "-", "")[:n] }
@@ -190,7 +186,7 @@ func hash(text string, digits int) string {
 	return hex.EncodeToString(sum[:])[:digits]
 }
 
-// tagOf returns the tag of an element. If `key` or `id` is empty, the element has none.
+// tagOf returns the tag of an element with a key or an ID, or both.
 func tagOf(key, id string) (tag string) {
 	if key != "" {
 		tag = "k" + hash(key, keyDigits)
@@ -237,8 +233,7 @@ func laterName(due int64, tries int32, first int64, origin, tag string) string {
 	return withTag(fmt.Sprintf("t%013d-%d.%d.%s-", due, tries, first, quoted.Replace(origin)), tag)
 }
 
-// The replacer quoted turns the result of key() into a part of a name. The replacer unquoted does
-// the reverse.
+// The replacer quoted turns the result of key() into a part of a name.
 var quoted, unquoted = strings.NewReplacer("-", "_", "/", ":"), strings.NewReplacer("_", "-", ":", "/")
 
 func parseElements(b bucket, names []string) []*element {
@@ -279,8 +274,7 @@ func (e *element) parseHistory(text string) bool {
 }
 
 // dueAt returns `t` in Unix milliseconds, limited to the range from 1 to math.MaxInt64. The result
-// is never 0, because 0 means no delay. An int64 has room for the milliseconds of 292 million
-// years.
+// is never 0, because 0 means no delay.
 func dueAt(t time.Time) int64 {
 	switch s := t.Unix(); {
 	case s < 0:

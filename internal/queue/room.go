@@ -16,31 +16,35 @@ import (
 // only the elements that it sends itself.
 
 const (
-	// countEvery is the age from which a producer no longer uses its last count.
+	// countEvery is the age from which a client no longer uses its last count.
 	countEvery = 100 * time.Millisecond
 
-	// mostWait is the longest time between two counts of a producer that waits for room.
+	// mostWait is the longest time between two counts of a client that waits for room.
 	mostWait = time.Second
 
-	// maxCounts is the largest number of counts after the first, if no two counts in a row are equal.
-	maxCounts = 20
+	// maxCounts is the largest number of counts, if no two counts in a row are equal.
+	maxCounts = 21
 )
 
 // The method `admit` waits until there is room for `n` elements, and counts them as sent. If `hurry` is set,
 // it returns ErrFull instead of waiting. If the queue remembers the ID of the parcel `p`, it returns ErrKnown
 // instead of waiting. The parcel can be nil.
-func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) error {
+func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) (err error) {
 	limit := q.cfg.MaxLen
 	switch {
-	case limit == 0:
+	case limit == 0 || n == 0:
 		return nil
 	case n > limit:
 		return session.Invalid("%d elements exceed the length of the queue (WithMaxLen %d)", n, limit)
 	}
 	start := time.Now()
-	waited := func(err error) error {
-		return fmt.Errorf("waited %v for room (WithMaxLen %d): %w", time.Since(start).Round(time.Millisecond), limit, err)
-	}
+	defer func() {
+		if err == ErrFull {
+			err = fmt.Errorf("%w (WithMaxLen %d)", err, limit)
+		} else if err != nil && (ctx.Err() != nil || session.IsClosed(q.m.Closing)) {
+			err = fmt.Errorf("waited %v for room (WithMaxLen %d): %w", time.Since(start).Round(time.Millisecond), limit, err)
+		}
+	}()
 	var full <-chan struct{}
 	if hurry {
 		full = q.full
@@ -48,16 +52,14 @@ func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) erro
 	select {
 	case q.turn <- struct{}{}:
 	case <-full:
-		return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
+		return ErrFull
 	case <-ctx.Done():
-		return waited(session.CtxErr(ctx))
+		return session.CtxErr(ctx)
 	}
 	defer func() { <-q.turn }()
 	for {
 		if time.Since(q.counted) >= countEvery || q.have+n > limit {
-			if err := q.m.During(ctx, func(inc *session.Incarnation) error { return q.count(ctx, inc) }); err != nil && ctx.Err() != nil {
-				return waited(err)
-			} else if err != nil {
+			if err := q.m.During(ctx, func(inc *session.Incarnation) error { return q.count(ctx, inc) }); err != nil {
 				return err
 			}
 		}
@@ -73,10 +75,10 @@ func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) erro
 			}
 		}
 		if hurry {
-			return fmt.Errorf("%w (WithMaxLen %d)", ErrFull, limit)
+			return ErrFull
 		}
 		if err := q.pass(ctx); err != nil {
-			return waited(err)
+			return err
 		}
 	}
 }
@@ -98,15 +100,13 @@ func (q *producer) pass(ctx context.Context) error {
 	}
 }
 
-// The method `count` counts the elements. If there is little room, two counts in a row must be equal. If
-// the queue seems to be full, it is counted again after a sync.
+// The method `count` counts the elements once. If the queue seems to be full, it looks for the length after
+// a sync.
 func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
-	limit := q.cfg.MaxLen
-	sure := func(n int) bool { return n >= limit || n <= limit-limit/10-10 }
-	have, buckets, err := q.length(ctx, inc, sure)
-	if err == nil && have >= limit {
+	have, buckets, err := q.length(ctx, inc, 1)
+	if err == nil && have >= q.cfg.MaxLen {
 		if err = inc.Sync(ctx, q.dir); err == nil {
-			have, buckets, err = q.length(ctx, inc, sure)
+			have, buckets, err = q.length(ctx, inc, maxCounts)
 		}
 	}
 	if err == nil {
@@ -115,13 +115,12 @@ func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
 	return err
 }
 
-// The method `length` counts the elements until two counts in a row are equal: then the queue had that
-// length at a moment between these two. One count alone can miss an element that moves to another
-// bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
-// result is the last count.
-func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
+// The method `length` counts the elements until two counts in a row are equal, but at most `most` times. If
+// two are equal, the queue had that length at a moment between these two. One count alone can miss an element
+// that moves to another bucket during the count.
+func (q *Common) length(ctx context.Context, inc *session.Incarnation, most int) (n, buckets int, err error) {
 	var before []int64
-	for i := 0; ; i++ {
+	for i := 1; ; i++ {
 		all, err := q.buckets(ctx, inc)
 		if err != nil {
 			return 0, 0, err
@@ -140,7 +139,7 @@ func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func
 				n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)
 			}
 		}
-		if i > 0 && slices.Equal(changes, before) || i == maxCounts || sure(n) {
+		if i == most || i > 1 && slices.Equal(changes, before) {
 			return n, len(changes), nil
 		}
 		before = changes

@@ -46,7 +46,7 @@ type parcel struct {
 // is stored by the next transaction.
 type producer struct {
 	*Common
-	known sync.Map             // by priority, the *tail that the producer has read or left last
+	known sync.Map             // by priority, the *tail that this client has read or left last
 	slots shared.Cache[string] // by slot, a bucket that probably exists and is not full
 
 	mu      sync.Mutex
@@ -60,7 +60,7 @@ type producer struct {
 
 	// Only the goroutine with the token of `turn` uses these fields.
 
-	have    int           // elements at the last count, plus the elements that this producer has sent since
+	have    int           // elements at the last count, plus the elements that this client has sent since
 	again   time.Duration // time between two counts, by the number of buckets at the last count
 	counted time.Time     // time of the last count
 }
@@ -99,7 +99,7 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.
 func (q *Common) overhead() int {
-	return 62 + 2*q.m.SizeOf(q.Receipts+"/"+noGUID, nil) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
+	return 62 + 2*q.m.SizeOf(q.Receipts, make([]byte, 37)) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 // The type `outbox` has the parcels of one transaction for one queue.
@@ -128,8 +128,14 @@ type tail struct {
 // single Send can have more elements.
 const maxGroup = 1000
 
-// The method `send` waits until a parcel is stored or refused, or the parcel's context ends.
-func (q *producer) send(p *parcel) error {
+func (q *producer) Send(ctx context.Context, b Batch) error {
+	p, err := q.parcel(ctx, b)
+	if err == nil {
+		err = q.admit(ctx, len(p.data), p, b.NoWait)
+	}
+	if err != nil {
+		return err
+	}
 	q.mu.Lock()
 	q.waiting = append(q.waiting, p)
 	if !q.running {
@@ -140,19 +146,15 @@ func (q *producer) send(p *parcel) error {
 	select {
 	case err := <-p.done:
 		return err
-	case <-p.ctx.Done():
-		return session.CtxErr(p.ctx)
+	case <-ctx.Done():
+		return session.CtxErr(ctx)
 	}
 }
 
 func (q *producer) run() {
 	_, stay := q.m.BeforeClose()
 	defer stay()
-	for {
-		group := q.take()
-		if group == nil {
-			return
-		}
+	for group := q.take(); group != nil; group = q.take() {
 		err := q.post(group)
 		for _, p := range group {
 			p.done <- cmp.Or(p.err, err)
@@ -367,37 +369,30 @@ func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 	if err := o.vet(ctx, inc); err != nil {
 		return err
 	}
-	anew := when(func(err error) bool { return outrun(err) || session.IsNodeExists(err) }, func(*session.Incarnation) error {
-		o.forget() // another producer has created the next bucket, or another client has deleted a bucket or the queue
-		return nil
-	})
-	o.add(ring(o.dir), anew) // the bell
+	o.add(ring(o.dir), o.anew) // the bell
 	keyed, tails := false, make(map[int]*tail)
 	for _, p := range o.group {
+		var err error
 		if tails[p.prio] == nil {
-			t, err := o.locate(ctx, inc, p.prio)
-			if err != nil {
+			if tails[p.prio], err = o.locate(ctx, inc, p.prio); err != nil {
 				return err
 			}
-			tails[p.prio] = t
 		}
-		dir, cure := "", anew
+		dir, cure := "", o.anew
 		if p.due == 0 {
 			if o.next[p.prio] == nil {
-				o.next[p.prio] = o.open(p.prio, *tails[p.prio], anew)
+				o.open(p.prio, *tails[p.prio])
 			}
 			dir = session.ChildPath(o.dir, bucketName(p.prio, o.next[p.prio].bucket))
-		} else {
-			at := slotOf(p.prio, p.due, time.Now().UnixMilli())
-			var err error
-			if dir, cure, err = o.slot(ctx, inc, at); session.IsNoNode(err) { // another client has deleted the queue
-				o.forget()
-				return o.build(ctx, inc)
-			} else if err != nil {
-				return err
-			}
+		} else if dir, cure, err = o.slot(ctx, inc, slotOf(p.prio, p.due, time.Now().UnixMilli())); session.IsNoNode(err) {
+			o.forget() // another client has deleted the queue
+			return o.build(ctx, inc)
+		} else if err != nil {
+			return err
 		}
-		o.identify(ctx, p, session.BaseName(dir))
+		if p.id != "" {
+			o.identify(ctx, p, session.BaseName(dir))
+		}
 		for i, data := range p.data {
 			keyed = keyed || keyOf(p.tags[i]) != ""
 			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, cure)
@@ -419,33 +414,43 @@ func (o *outbox) add(op any, c func(*session.Incarnation, error) error) {
 	o.steps = append(o.steps, step{op, c})
 }
 
+// The method `anew` is a cure: another producer has created the next bucket, or another client has deleted a
+// bucket or the queue.
+func (o *outbox) anew(_ *session.Incarnation, err error) error {
+	if outrun(err) || session.IsNodeExists(err) {
+		o.forget()
+		return nil
+	}
+	return err
+}
+
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
-// the newest bucket, or the creation of the next bucket. It returns the tail as it will be after
-// these steps.
-func (o *outbox) open(prio int, t tail, anew func(*session.Incarnation, error) error) *tail {
+// the newest bucket, or the creation of the next bucket. It records in o.next the tail as it will be
+// after these steps.
+func (o *outbox) open(prio int, t tail) {
 	acl := o.m.Config.ACL
 	path := session.ChildPath(o.dir, tailName(prio))
+	o.next[prio] = &t
 	if !t.full {
-		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, anew)
-		return &t
+		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, o.anew)
+		return
 	}
 	if t.made && !t.gone {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.
-		o.add(&zk.CheckVersionRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Version: -1}, anew)
+		o.add(&zk.CheckVersionRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Version: -1}, o.anew)
 	}
 	t.bucket = max(t.bucket+1, t.least)
 	number := []byte(strconv.FormatInt(t.bucket, 10))
 	if t.made {
-		o.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, anew)
+		o.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, o.anew)
 		t.version++
 	} else {
-		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, anew)
+		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, o.anew)
 	}
-	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, anew)
+	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, o.anew)
 	t.made, t.full, t.gone = true, false, false
-	return &t
 }
 
 func (q *producer) forget() { q.known.Clear() }
@@ -486,12 +491,9 @@ func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string
 
 func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
 
-// If a parcel has an ID, `identify` adds the steps that write the note of the ID. The note names
-// the bucket of the element.
+// The method `identify` adds the steps that write the note of a parcel's ID. The note names the bucket of the
+// element.
 func (o *outbox) identify(ctx context.Context, p *parcel, bucket string) {
-	if p.id == "" {
-		return
-	}
 	path, data := o.idPath(p.id), noteOf(o.cfg.IDMemory, bucket)
 	cure := func(inc *session.Incarnation, err error) error {
 		switch {
@@ -504,12 +506,12 @@ func (o *outbox) identify(ctx context.Context, p *parcel, bucket string) {
 		}
 		return err
 	}
-	if p.stale != nil {
-		o.add(&zk.CheckVersionRequest{Path: o.ids, Version: p.swept}, cure)
-		o.add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version}, cure)
-	} else {
+	if p.stale == nil {
 		o.add(&zk.CreateRequest{Path: path, Data: data, Acl: o.m.Config.ACL}, cure)
+		return
 	}
+	o.add(&zk.CheckVersionRequest{Path: o.ids, Version: p.swept}, cure)
+	o.add(&zk.SetDataRequest{Path: path, Data: data, Version: p.stale.Version}, cure)
 }
 
 // The method `reread` reads the notes of all IDs of the group. It reads all notes at once, because a

@@ -66,13 +66,10 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		if o.dir == home && n <= o.cfg.MaxLen {
 			n--
 		}
-		if n == 0 {
-			continue
-		}
-		switch err := o.admit(ctx, n, nil, false); {
-		case session.IsClosed(lost) && outer.Err() == nil:
+		err := o.admit(ctx, n, nil, false)
+		if err != nil && session.IsClosed(lost) && outer.Err() == nil {
 			return x, nil
-		case err != nil:
+		} else if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", o.op, err)
 		}
 	}
