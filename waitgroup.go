@@ -209,9 +209,9 @@ func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
 	}
 	var out []Contender
 	err := wg.s.m.During(ctx, func(inc *session.Incarnation) error {
-		names, inside, err := wg.double.Parties(ctx, inc)
+		names, rounds, _, err := wg.double.Parties(ctx, inc)
 		if err == nil && len(names) > 0 {
-			out, err = describe(ctx, inc, wg.double.Room(), names, func(i int) (Mode, bool) { return ModeParty, inside(i) })
+			out, err = describe(ctx, inc, wg.double.Room, names, func(i int) (Mode, bool) { return ModeParty, rounds[i] != 0 })
 		}
 		if session.IsNoNode(err) {
 			return nil // there is no room

@@ -40,7 +40,7 @@ import (
 //  4. Compare our number with the last number that was let in. If our number is greater by n or
 //     more, and the room has at least n children, list the children. If at least n-1 waiting
 //     parties are ahead of us, let the first n waiting parties in. If we are the n'th of them,
-//     become their keeper. If the transaction fails, or we are not among the first n, go to 2.
+//     become their keeper. If a party has left meanwhile, list the children again.
 //  5. Wait until the room is written. After one second, also watch our child, and start again if
 //     our child is deleted. When the room is written, we are inside if at most n-1 waiting parties
 //     can have been ahead of us. If more can have been ahead, go to 2.
@@ -49,7 +49,8 @@ import (
 //
 //  6. Read the keeper's znode, with a watch. If we are the keeper, go to 10.
 //  7. Delete our child, unless it is already deleted. Steps 6 and 7 together take one round trip.
-//  8. If there is no keeper, become the keeper: create the keeper's znode. Go to 6.
+//  8. If there is no keeper, become the keeper: create the keeper's znode, and go to 10. If another
+//     party was faster, go to 6.
 //  9. Wait for an event of the keeper's znode. If the znode is written, all have left. If it is
 //     deleted without a write, the keeper has crashed: go to 6. If the connection was replaced
 //     after the watch was set, also go to 6, because the znode may belong to the next keeper.
@@ -64,9 +65,12 @@ import (
 //
 // Step 6 comes before step 7. The reason is that the keeper waits for the deletion of our child. So
 // we watch the keeper's znode before a live keeper can delete it.
+//
+// A transaction of step 4 and the create of step 8 may get no reply. Their repetition is then refused,
+// and the room, or the keeper's znode, shows which party was faster, perhaps we ourselves.
 type DoubleBarrier struct {
 	line lock.Line // used for the path of the WaitGroup, and nothing else
-	room string    // full path of the room
+	Room string    // full path of the room, the parent of the parties
 
 	mu     sync.Mutex
 	inside []*party // parties that have entered and not left, in order; guarded by mu
@@ -81,17 +85,14 @@ type DoubleBarrier struct {
 // child.
 type party struct {
 	*lock.Claim
-	room  int64 // czxid of the room
-	round int32 // the version that the room's data got when its round was let in
-	asked bool  // it has sent a request that may make it the keeper
-	tries int   // number of its requests to let a round in, or to become the keeper, that had no answer
+	room  int64 // czxid of the room; 0 before step 2
+	size  int   // the number of parties of the room's rounds
+	round int32 // the version that the room's data got when its round was let in; 0 before its latest request to let its round in
 
 	// For a party that is inside:
 	hold   *lock.Grant
-	left   bool     // the deletion of its child has begun
 	others []string // the names of the other parties of the round, if it has let the round in, and so is the keeper; otherwise nil
-
-	busy <-chan struct{} // closed when its latest create of the keeper's znode is over, which may outlast the caller's ctx; nil without such a request
+	left   bool     // the deletion of its child has begun
 }
 
 // The type `round` is a group of parties that were let in together. Their numbers are greater than
@@ -117,25 +118,13 @@ func (s roomState) admitted() int32 {
 	return s.rounds[len(s.rounds)-1].last
 }
 
-func (s roomState) find(fits func(round) bool) (round, bool) {
-	i := slices.IndexFunc(s.rounds, fits)
-	if i < 0 {
-		return round{}, false
+// The method `of` returns the round of the party with the number `seq`. Its version is 0 if the party
+// waits.
+func (s roomState) of(seq int32) (r round) {
+	if i := slices.IndexFunc(s.rounds, func(r round) bool { return r.has(seq) }); i >= 0 {
+		r = s.rounds[i]
 	}
-	return s.rounds[i], true
-}
-
-// The method `next` returns the state of the room after a round. The list `all` has the children of
-// the room, and `in` has the parties of the round. A round without a child is left out.
-func (s roomState) next(version int32, all, in []lock.Child) roomState {
-	next := roomState{n: s.n}
-	for _, r := range s.rounds {
-		if slices.ContainsFunc(all, func(c lock.Child) bool { return r.has(c.Seq) }) {
-			next.rounds = append(next.rounds, r)
-		}
-	}
-	next.rounds = append(next.rounds, round{version, s.admitted(), in[len(in)-1].Seq})
-	return next
+	return r
 }
 
 func (s roomState) bytes() []byte {
@@ -170,17 +159,14 @@ func New(m *session.Manager, path string, leftovers *sync.Map) *DoubleBarrier {
 	dir := m.Full(path)
 	return &DoubleBarrier{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
-		room:      session.ChildPath(dir, "parties"),
+		Room:      session.ChildPath(dir, "parties"),
 		leftovers: leftovers,
 	}
 }
 
-// Room returns the full path of the room.
-func (b *DoubleBarrier) Room() string { return b.room }
-
 // Check returns an error if rounds of n parties are not possible.
 func (b *DoubleBarrier) Check(n int) error {
-	if most := (session.MaxPacket - 1024) / (len(b.room) + 128); n < 1 || n > most {
+	if most := (session.MaxPacket - 1024) / (len(b.Room) + 128); n < 1 || n > most {
 		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
 	}
 	return nil
@@ -207,11 +193,14 @@ func (b *DoubleBarrier) keeperPath(p *party) string {
 	return session.ChildPath(b.line.Dir, fmt.Sprintf("keeper-%x-%d", p.room, p.round))
 }
 
-// The reasons for a party to leave a room at once.
-var (
-	errOtherSize = errors.New("other number of parties")
-	errUsedUp    = errors.New("the room's numbers are used up")
-)
+// The operation becomeKeeper creates the keeper's znode of p's round. Its data is the name of p.
+func (b *DoubleBarrier) becomeKeeper(p *party) any {
+	return &zk.CreateRequest{Path: b.keeperPath(p), Data: []byte(p.Child.Name), Flags: zk.FlagEphemeral, Acl: b.line.Manager.Config.ACL}
+}
+
+// errShut is the reason for a party to leave the room at once: the room's rounds have another number of
+// parties, or the room's numbers are used up.
+var errShut = errors.New("the room lets nobody in")
 
 // Enter waits until the caller and n-1 other parties are let in together. The returned hold is the
 // caller's membership. [DoubleBarrier.Leave] ends it.
@@ -220,13 +209,11 @@ func (b *DoubleBarrier) Enter(ctx context.Context, n int) (*lock.Grant, error) {
 	m.Waiters.Add(1)
 	defer m.Waiters.Add(-1)
 	var p *party
-	err := m.During(ctx, func(inc *session.Incarnation) error {
-		for {
-			var err error
-			if p, err = b.enter(ctx, inc, n); !errors.Is(err, session.ErrVanished) {
-				return err
-			}
+	err := m.During(ctx, func(inc *session.Incarnation) (err error) {
+		for err = session.ErrVanished; errors.Is(err, session.ErrVanished); {
+			p, err = b.enter(ctx, inc, n)
 		}
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -248,9 +235,8 @@ func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	p := b.inside[0]
 	b.inside = slices.Delete(b.inside, 0, 1)
 	b.mu.Unlock()
-	if err := p.hold.Err(); err != nil {
-		p.hold.Release()
-		return err
+	if p.hold.Err() != nil {
+		return p.hold.Release()
 	}
 	err := b.leave(ctx, p.Incarnation, p)
 	if errors.Is(err, session.ErrEnded) {
@@ -273,7 +259,7 @@ func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 // The method `enter` is the part of Enter in one session. If the room or our child was deleted, the
 // error is ErrVanished, and Enter must start again.
 func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
-	// If ctx ends before there is a connection, no znode is left.
+	// If ctx ends before there is a connection, nothing is sent.
 	if err := inc.Connection(ctx); err != nil {
 		return nil, err
 	}
@@ -284,23 +270,34 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		return nil, err
 	}
 	guid := session.NewGUID()
-	watch := b.watch(inc)
-	made := session.Creation{ // Steps 1 and 2.
-		Dir:   session.Dir{Path: b.room, Part: true, Data: roomState{n: n}.bytes()},
-		Paths: []string{session.ChildPath(b.room, session.ProtectedName(guid, partyOf(n)))}, GUID: guid,
+	made := session.Creation{
+		Dir:   session.Dir{Path: b.Room, Part: true, Data: roomState{n: n}.bytes()},
+		Paths: []string{session.ChildPath(b.Room, session.ProtectedName(guid, partyOf(n)))}, GUID: guid,
 		Data: inc.Manager.Owner, Read: true,
 	}
-	if err := inc.CreateEphemeral(ctx, &made); err != nil {
-		inc.Watches.Leave(watch)
-		b.leaveBehind(guid)
-		return nil, err
-	}
-	me, ok := lock.ParseChild(session.BaseName(made.Path), partyBase)
-	if !ok {
-		panic("zsync: BUG: created " + made.Path + ", which is no party")
-	}
-	p := &party{Claim: &lock.Claim{Hold: lock.Hold{Incarnation: inc}, Line: &b.line, Path: made.Path, Child: me, Unwatched: true}}
-	err := b.await(ctx, inc, watch, made.Node, made.ReadErr, p, n)
+	var p *party
+	err := inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchData, Path: b.Room}, 0, func(w *conn.Watch) (inside bool, err error) {
+		var room session.Node
+		if p != nil {
+			room.Data, room.Stat, err = inc.Get(ctx, b.Room) // Step 2.
+		} else if err = inc.CreateEphemeral(ctx, &made); err != nil { // Steps 1 and 2.
+			return false, err
+		} else {
+			me, ok := lock.ParseChild(session.BaseName(made.Path), partyBase)
+			if !ok {
+				panic("zsync: BUG: created " + made.Path + ", which is no party")
+			}
+			p = &party{Claim: &lock.Claim{Hold: lock.Hold{Incarnation: inc}, Line: &b.line, Path: made.Path, Child: me, Unwatched: true}}
+			room, err = made.Node, made.ReadErr
+		}
+		switch {
+		case session.IsNoNode(err), err == nil && p.room != 0 && p.room != room.Stat.Czxid:
+			return false, session.ErrVanished // another client has deleted the room and our child
+		case err != nil:
+			return false, err
+		}
+		return b.look(ctx, inc, w, room, p, n)
+	})
 	if err == nil {
 		err = p.TakeStake(ctx)
 	}
@@ -308,30 +305,24 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		p.hold = p.Grant("enter")
 		return p, nil
 	}
-	// At the same instant, another party may let us in. Then the deletion of our child counts as a
-	// Leave.
-	gone := b.withdraw(inc, p)
-	switch {
-	case errors.Is(err, errOtherSize), errors.Is(err, errUsedUp):
-		refused := gone.Outcome(ctx)
-		if session.IsClosed(gone.Done) {
-			return nil, b.replace(ctx, inc, n, p.room, err)
-		}
-		err = refused
-	default:
+	gone := made.Undo
+	if p != nil {
+		// At the same instant, another party may let us in. Then the deletion of our child counts as a
+		// Leave.
+		gone = b.withdraw(inc, p)
 		gone.Await(session.Grace)
+		if errors.Is(err, errShut) {
+			if err = gone.Outcome(ctx); err == nil {
+				return nil, b.replace(ctx, inc, n, p)
+			}
+		}
 	}
-	if !session.IsClosed(gone.Done) || gone.Err != nil {
-		b.leaveBehind(guid)
+	if errors.Is(err, session.ErrEnded) || gone != nil && (!session.IsClosed(gone.Done) || gone.Err != nil) {
+		// Our child may exist: its deletion is under way, or our lost session may be alive at the servers.
+		// The same caller may enter again. Then the old znode must not count as another party.
+		b.leftovers.Store(session.ChildPath(b.Room, guid), nil)
 	}
 	return nil, err
-}
-
-// leaveBehind records the GUID of a party that no longer waits but may have a znode, whose deletion is
-// under way, or whose lost session may be alive at the servers. The same caller may enter again. Then
-// the old znode must not count as another party.
-func (b *DoubleBarrier) leaveBehind(guid string) {
-	b.leftovers.Store(session.ChildPath(b.room, guid), nil)
 }
 
 // removeLeftovers deletes the znodes of leftover parties, the ghosts. Within one session, Find is
@@ -340,10 +331,10 @@ func (b *DoubleBarrier) leaveBehind(guid string) {
 func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	for ghost := range b.leftovers.Range {
 		guid := session.BaseName(ghost.(string))
-		if ghost != session.ChildPath(b.room, guid) {
+		if ghost != session.ChildPath(b.Room, guid) {
 			continue // of another room
 		}
-		path, err := inc.Find(ctx, b.room, guid)
+		path, err := inc.Find(ctx, b.Room, guid)
 		if err != nil {
 			return err
 		}
@@ -358,59 +349,46 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 	return nil
 }
 
-// The method `withdraw` deletes p's child in the background, unless that has begun. If p is the keeper,
-// `withdraw` also deletes the keeper's znode.
+// The method `withdraw` deletes p's child in the background, and the keeper's znode if p is the keeper.
+//
+// A request of p that got no reply may have let a round in, or made p the keeper. Then another party
+// must become the keeper of that round. The deletion of the child comes first: after that write, the
+// servers have applied p's request, or they never will. A deletion of the keeper's znode that gets no
+// reply is not simply repeated: by then, the znode may belong to another party.
 func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
-	busy, left, asked := p.busy, p.left, p.asked // p may be used again, in the next session
 	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
-		ctx := inc.Ctx // not the ctx of the caller, which may have ended: no other goroutine deletes the znodes
-		if busy != nil {
-			if err := session.AwaitIn(ctx, inc, busy); err != nil {
-				return err
-			}
+		// The ctx of the caller may have ended, and no other goroutine deletes the znodes.
+		err := inc.RemoveNow(inc.Ctx, p.Path)
+		if p.round != 0 && (err == nil || session.IsNoNode(err)) {
+			err = inc.RemoveOwn(b.keeperPath(p), p.Child.Name)
 		}
-		if !left {
-			if err := inc.RemoveNow(ctx, p.Path); err != nil && !session.IsNoNode(err) {
-				return err
-			}
-		}
-		if !asked {
-			return nil
-		}
-		// An attempt of ours that got no reply may have let a round in. No later attempt can do this,
-		// because our child is deleted. Then another party must become the keeper of that round. A
-		// deletion that gets no reply is not simply repeated: by then, the keeper's znode may belong to
-		// another party.
-		err := inc.RemoveOwn(b.keeperPath(p), p.Child.Name)
 		if session.IsNoNode(err) {
-			err = nil
+			return nil
 		}
 		return err
 	}})
 }
 
-// The method `replace` waits until the room is empty, and deletes it, so that Enter can make another.
-// Then the error is ErrVanished. If the room has parties, and is for another number of parties,
-// `replace` fails.
-func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, room int64, why error) error {
+// The method `replace` waits until the room of p is empty, and deletes it, so that Enter can make
+// another. Then the error is ErrVanished. If the room is for another number of parties, and has such
+// parties, `replace` fails.
+func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, p *party) error {
 	for {
-		err := inc.RemoveNow(ctx, b.room)
+		err := inc.RemoveNow(ctx, b.Room)
 		switch {
 		case err == nil, session.IsNoNode(err):
 			return session.ErrVanished
 		case !errors.Is(err, zk.ErrNotEmpty):
 			return err
 		}
-		names, stat, err := inc.Children(ctx, b.room)
+		names, stat, err := inc.Children(ctx, b.Room)
 		switch {
-		case session.IsNoNode(err), err == nil && stat.Czxid != room:
+		case session.IsNoNode(err), err == nil && stat.Czxid != p.room:
 			return session.ErrVanished // another client has replaced the room
 		case err != nil:
 			return err
-		}
-		others := func(name string) bool { return !isPartyOf(n, name) }
-		if errors.Is(why, errOtherSize) && slices.ContainsFunc(names, others) {
-			return session.Invalid("%d parties, while others enter or are inside with%s", n, strings.TrimPrefix(why.Error(), errOtherSize.Error()))
+		case p.size != n && slices.ContainsFunc(names, func(name string) bool { return !isPartyOf(n, name) }):
+			return session.Invalid("%d parties, while others enter or are inside with %d", n, p.size)
 		}
 		// No party is let into this room any more. Its waiting parties leave like us, and the others
 		// are inside, and will leave later.
@@ -420,61 +398,32 @@ func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n
 	}
 }
 
-func (b *DoubleBarrier) watch(inc *session.Incarnation) *conn.Watch {
-	return inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.room})
-}
-
-// The method `await` performs the rest of Enter. The arguments `room` and err are the result of step 2,
-// which has set the watch w unless it has failed.
-func (b *DoubleBarrier) await(ctx context.Context, inc *session.Incarnation, w *conn.Watch, room session.Node, err error, p *party, n int) error {
-	for {
-		inside := false
-		switch {
-		case session.IsNoNode(err), err == nil && p.room != 0 && p.room != room.Stat.Czxid:
-			err = session.ErrVanished // another client has deleted the room and our child
-		case err == nil:
-			inside, err = b.look(ctx, inc, w, room, p, n)
-		}
-		inc.Watches.Leave(w)
-		if err != nil || inside {
-			return err
-		}
-		w = b.watch(inc)
-		room.Data, room.Stat, err = inc.Get(ctx, b.room) // Step 2.
-	}
-}
-
-// The method `look` performs steps 3 to 5 once. The arguments `room` and w are the result of step 2.
+// The method `look` performs steps 3 to 5. The argument `room` is the result of step 2, which has set
+// the watch w. If p is not inside, p must look again when w has fired.
 func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *conn.Watch, room session.Node, p *party, n int) (inside bool, _ error) {
-	p.room, p.round = room.Stat.Czxid, room.Stat.Version+1
 	state, err := parseRoomState(room.Data)
-	switch {
-	case err != nil:
+	if err != nil {
 		return false, err
-	case state.n != n:
-		return false, fmt.Errorf("%w %d", errOtherSize, state.n)
 	}
-	if r, ok := state.find(func(r round) bool { return r.has(p.Child.Seq) }); ok { // Step 3.
+	p.room, p.size = room.Stat.Czxid, state.n
+	if r := state.of(p.Child.Seq); r.version != 0 && state.n == n { // Step 3.
 		p.round = r.version
 		if int(r.last-r.after) > n {
 			// Some parties with numbers in this range were deleted before the round was let in. If
 			// our child still exists, we were let in.
-			if err := p.MustStand(ctx); err != nil {
-				return false, err
-			}
+			err = p.MustStand(ctx)
 		}
-		return true, nil
+		return err == nil, err
 	}
-	if state.admitted() >= LastParty || p.Child.Exhausted() {
-		return false, errUsedUp
+	if state.n != n || state.admitted() >= LastParty || p.Child.Exhausted() {
+		return false, errShut
 	}
 	nth := int(p.Child.Seq - state.admitted()) // our place is at most the n'th: parties ahead may have left
+	next := room.Stat.Version + 1
 	if nth >= n && int(room.Stat.NumChildren) >= n {
-		place, inside, err := b.letIn(ctx, inc, state, p) // Step 4.
-		if err != nil || inside || place >= n {
-			return inside, err
+		if nth, err = b.letIn(ctx, inc, state, next, p); err != nil || p.others != nil { // Step 4.
+			return err == nil, err
 		}
-		nth = place
 	}
 	// If another party has joined the watch earlier, the watch is older than our read, and may have
 	// fired for a change that our read has shown. So if the watch has fired, read the room again.
@@ -487,7 +436,11 @@ func (b *DoubleBarrier) look(ctx context.Context, inc *session.Incarnation, w *c
 	// Every write of the room lets the next n parties in. If fewer than n parties were ahead of us,
 	// we are among these n. There is one exception: another client has deleted our child before we
 	// watched it. Then Leave reports the loss.
-	return w.Event == zk.EventNodeDataChanged && nth <= n, nil
+	if w.Event != zk.EventNodeDataChanged || nth > n {
+		return false, nil
+	}
+	p.round = next
+	return true, nil
 }
 
 // ownAfter is the time that a party waits before it watches its own child.
@@ -521,81 +474,68 @@ func (b *DoubleBarrier) awaitWritten(ctx context.Context, inc *session.Incarnati
 	return err
 }
 
-// letIn performs step 4. The result `nth` is the place of p among the waiting parties. If p is neither
-// inside nor among the first n-1 waiting parties, p must look again.
-func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, p *party) (nth int, inside bool, err error) {
-	names, err := inc.Names(ctx, b.room)
-	if err != nil {
-		return 0, false, err
-	}
-	all := slices.DeleteFunc(lock.ParseChildren(names, partyBase), lock.Child.Exhausted)
-	waiting := slices.DeleteFunc(slices.Clone(all), func(c lock.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
-	nth = 1 + slices.IndexFunc(waiting, func(c lock.Child) bool { return c.Name == p.Child.Name })
-	switch {
-	case nth == 0:
-		return 0, false, session.ErrVanished
-	case nth < state.n:
-		return nth, false, nil
-	}
-	// p sees all parties before it. So these are the first n waiting parties, or the transaction fails.
-	in := waiting[:state.n]
-	next := state.next(p.round, all, in)
-	ops := []any{&zk.SetDataRequest{Path: b.room, Data: next.bytes(), Version: p.round - 1}}
-	others := make([]string, 0, len(in)-1) // not nil
-	for _, c := range in {
-		ops = append(ops, &zk.CheckVersionRequest{Path: session.ChildPath(b.room, c.Name), Version: -1})
-		if c.Name != p.Child.Name {
-			others = append(others, c.Name)
+// letIn performs step 4. The result `nth` is the place of p among the waiting parties, or a greater
+// number if the room was written since step 2. If p has let its own round in, letIn sets p.others.
+func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, state roomState, version int32, p *party) (nth int, err error) {
+	for {
+		names, err := inc.Names(ctx, b.Room)
+		if err != nil {
+			return 0, err
+		}
+		all := slices.DeleteFunc(lock.ParseChildren(names, partyBase), lock.Child.Exhausted)
+		waiting := slices.DeleteFunc(slices.Clone(all), func(c lock.Child) bool { return c.Seq <= state.admitted() || !isPartyOf(state.n, c.Name) })
+		nth = 1 + slices.IndexFunc(waiting, func(c lock.Child) bool { return c.Name == p.Child.Name })
+		switch {
+		case nth == 0:
+			return 0, session.ErrVanished
+		case nth < state.n:
+			return nth, nil
+		}
+		// p sees all parties before it. So these are the first n waiting parties, or the transaction fails.
+		in := waiting[:state.n]
+		gone := func(r round) bool { return !slices.ContainsFunc(all, func(c lock.Child) bool { return r.has(c.Seq) }) }
+		next := roomState{state.n, slices.DeleteFunc(slices.Clone(state.rounds), gone)}
+		next.rounds = append(next.rounds, round{version, state.admitted(), in[state.n-1].Seq})
+		ops := []any{&zk.SetDataRequest{Path: b.Room, Data: next.bytes(), Version: version - 1}}
+		others := make([]string, 0, state.n) // not nil
+		for _, c := range in {
+			ops = append(ops, &zk.CheckVersionRequest{Path: session.ChildPath(b.Room, c.Name), Version: -1})
+			if c.Name != p.Child.Name {
+				others = append(others, c.Name)
+			}
+		}
+		if nth == state.n {
+			// The n'th party becomes the keeper of the round. A party behind the round does not: it
+			// will be inside a later round, and could not serve as the keeper of this round then.
+			p.round = version
+			ops = append(ops, b.becomeKeeper(p))
+		}
+		if err := inc.Manager.CheckSize(ops); err != nil {
+			return 0, err
+		}
+		switch _, err = inc.Multi(ctx, ops...); {
+		case err == nil && nth == state.n:
+			p.others = others
+			return nth, nil
+		case err == nil, session.IsBadVersion(err):
+			return state.n + 1, nil
+		case !session.IsNoNode(err):
+			return 0, err
 		}
 	}
-	if nth == state.n {
-		// The n'th party becomes the keeper of the round. A party behind the round does not: it
-		// will be inside a later round, and could not serve as the keeper of this round then.
-		ops = append(ops, &zk.CreateRequest{Path: b.keeperPath(p), Data: []byte(p.Child.Name), Flags: zk.FlagEphemeral, Acl: inc.Manager.Config.ACL})
-	}
-	if err := inc.Manager.CheckSize(ops); err != nil {
-		return nth, false, err
-	}
-	p.asked = p.asked || nth == state.n
-	_, err = inc.AttemptMulti(ctx, ops)
-	switch {
-	case err == nil && nth == state.n:
-		p.others = others
-		return nth, true, nil
-	case err == nil, session.IsNoNode(err), session.IsBadVersion(err):
-		// We have let the round in, or a party has left, or another party was faster. Look again.
-		return state.n, false, nil
-	}
-	// If the outcome is unknown, the room will show whether we are inside. When we leave, the keeper's
-	// znode will show whether we are the keeper. If the request was not applied before the next
-	// connection, it cannot be applied later (see Find).
-	return state.n, false, p.lookAgain(ctx, inc, err)
-}
-
-// lookAgain is called after a request of p has failed with err. If the outcome is unknown, it pauses,
-// and returns nil: then p looks again.
-func (p *party) lookAgain(ctx context.Context, inc *session.Incarnation, err error) error {
-	switch {
-	case errors.Is(err, session.ErrEnded), session.OutcomeOf(err) == session.Answered:
-		return err
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx) // even if the connection was lost at the same instant
-	}
-	p.tries++
-	return inc.Pause(ctx, p.tries)
 }
 
 // The method `leave` is the part of Leave in one session, at first in p's own. If it returns ErrEnded,
 // p has left. If it fails, another party becomes the keeper.
 func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
 	err := b.depart(ctx, inc, p)
-	switch {
-	case err == nil, p.left && !p.asked:
-		return err
-	case p.left:
-	case p.hold.Err() != nil:
-		return p.hold.Release()
-	default:
+	if err == nil {
+		return nil
+	}
+	if !p.left {
+		if p.hold.Err() != nil {
+			return p.hold.Release()
+		}
 		p.hold.Left()
 	}
 	b.withdraw(inc, p).Await(session.Grace)
@@ -604,50 +544,49 @@ func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *
 
 // The method `depart` performs steps 6 to 11.
 func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
-	if p.others != nil {
+	if p.others != nil && !p.left {
 		return b.keep(ctx, inc, p)
 	}
-	for {
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: b.keeperPath(p)})
-		done, err := b.follow(ctx, inc, w, p)
-		inc.Watches.Leave(w)
-		if done || err != nil {
-			return err
+	path := b.keeperPath(p)
+	return inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchData, Path: path}, 0, func(w *conn.Watch) (done bool, err error) {
+		read, err := inc.StartGet(ctx, path) // Step 6.
+		if err == nil && !p.left {
+			err = p.remove(ctx, inc, false) // Step 7.
 		}
-	}
-}
-
-// The method `follow` performs steps 6 to 9 once, or makes p the keeper. It sets w, which is a
-// watch on the keeper's znode.
-func (b *DoubleBarrier) follow(ctx context.Context, inc *session.Incarnation, w *conn.Watch, p *party) (done bool, err error) {
-	read, err := inc.StartGet(ctx, w.Key.Path) // Step 6.
-	if err == nil && !p.left {
-		err = p.remove(ctx, inc, false) // Step 7.
-	}
-	if err != nil {
-		return false, err
-	}
-	keeper, unread := read.Wait(ctx, inc)
-	if session.OutcomeOf(unread) != session.Answered {
-		keeper.Data, keeper.Stat, unread = inc.Get(ctx, w.Key.Path) // perhaps after the deletion; step 8 finds that out
-	}
-	switch {
-	case unread == nil && string(keeper.Data) == p.Child.Name && keeper.Stat.EphemeralOwner == inc.ID.Load():
-		return true, b.keep(ctx, inc, p)
-	case session.IsNoNode(unread): // Step 8.
-		// The keeper has crashed, or all have left and the event of the keeper's write was lost with the
-		// connection. p becomes the keeper, and finds that out.
-		return b.succeed(ctx, inc, p)
-	case unread != nil:
-		return false, unread
-	}
-	if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
-		return false, err
-	}
-	// The event proves a write if it has come over the connection on which the watch was set. After an
-	// outage, the servers report a change even if the next keeper has created another znode.
-	fired := inc.Watches.State(w)
-	return w.Event == zk.EventNodeDataChanged && fired.ToldOn == fired.ArmedOn, nil
+		if err != nil {
+			return false, err
+		}
+		keeper, err := read.Wait(ctx, inc)
+		if session.OutcomeOf(err) != session.Answered {
+			keeper.Data, keeper.Stat, err = inc.Get(ctx, path) // perhaps after the deletion; step 8 finds that out
+		}
+		for session.IsNoNode(err) { // Step 8.
+			// The keeper has crashed, or all have left and the event of the keeper's write was lost with
+			// the connection. p becomes the keeper, and finds that out.
+			switch _, err = inc.Multi(ctx, b.becomeKeeper(p)); {
+			case err == nil:
+				// Even if our server has lagged, its state is now at least as new as this create.
+				return true, b.keep(ctx, inc, p)
+			case session.IsNoNode(err):
+				return true, nil // the path of the WaitGroup is deleted, so all parties have left
+			case session.IsNodeExists(err):
+				keeper.Data, keeper.Stat, err = inc.Get(ctx, path)
+			}
+		}
+		switch {
+		case err != nil:
+			return false, err
+		case string(keeper.Data) == p.Child.Name:
+			return true, b.keep(ctx, inc, p)
+		}
+		if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
+			return false, err
+		}
+		// The event proves a write if it has come over the connection on which the watch was set. After an
+		// outage, the servers report a change even if the next keeper has created another znode.
+		fired := inc.Watches.State(w)
+		return w.Event == zk.EventNodeDataChanged && fired.ToldOn == fired.ArmedOn, nil
+	})
 }
 
 // The method `remove` deletes p's child, and ends p's hold. The deletion continues in the background
@@ -669,67 +608,47 @@ func (p *party) remove(ctx context.Context, inc *session.Incarnation, mayBe bool
 	return err
 }
 
-// The method `succeed` performs step 8. If `done` is false and err is nil, p must look again.
-func (b *DoubleBarrier) succeed(ctx context.Context, inc *session.Incarnation, p *party) (done bool, err error) {
-	p.asked = true
-	create, err := inc.StartCreate(ctx, b.keeperPath(p), []byte(p.Child.Name), zk.FlagEphemeral)
-	if err != nil {
-		return false, err
-	}
-	p.busy = create.Done
-	_, err = create.Wait(ctx, inc)
-	switch {
-	case err == nil:
-		// Even if our server has lagged, its state is now at least as new as this create.
-		return true, b.keep(ctx, inc, p)
-	case session.IsNoNode(err):
-		return true, nil // the path of the WaitGroup is deleted, so all parties have left
-	case session.IsNodeExists(err):
-		return false, nil // another party was faster
-	}
-	return false, p.lookAgain(ctx, inc, err) // if the znode was created, step 6 finds that we are the keeper
-}
-
-// The method `keep` performs steps 10 and 11.
+// The method `keep` performs steps 10 and 11. In the transaction, the write is the first operation, so
+// the waiting parties get its event. If another client had deleted p's child, the error is ErrLost.
 func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *party) error {
 	others := p.others
-	if p.others = nil; others == nil {
-		all, state, room, err := b.list(ctx, inc)
-		switch {
-		case session.IsNoNode(err), room != 0 && room != p.room: // our room was deleted, so it was empty
-			all = nil
-		case err != nil:
+	if p.left {
+		names, rounds, room, err := b.Parties(ctx, inc)
+		if err != nil && !session.IsNoNode(err) {
 			return err
 		}
-		r, _ := state.find(func(r round) bool { return r.version == p.round }) // without such a round, all its parties have left
-		for _, c := range all {
-			if r.has(c.Seq) && c.Name != p.Child.Name {
-				others = append(others, c.Name)
+		others = nil
+		for i, name := range names {
+			if room == p.room && rounds[i] == p.round && name != p.Child.Name { // an empty room may have been replaced
+				others = append(others, name)
 			}
 		}
 	}
 	if err := b.awaitAll(ctx, inc, others); err != nil {
 		return err
 	}
-	return b.tell(ctx, inc, p)
-}
-
-// The method `list` returns all parties in the room, in order, the state of the room, and its czxid. If
-// there are no parties, the other results are zero: such a room may have no data yet.
-//
-// The listing comes before the read. In the other order, the listing could show a new room, whose numbers
-// begin at 0 again, and a party that is inside could appear as a waiting party.
-func (b *DoubleBarrier) list(ctx context.Context, inc *session.Incarnation) (all []lock.Child, state roomState, room int64, err error) {
-	names, err := inc.Names(ctx, b.room)
-	if all = lock.ParseChildren(names, partyBase); err != nil || len(all) == 0 {
-		return nil, state, 0, err
+	path := b.keeperPath(p)
+	for lost := error(nil); ; {
+		ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
+		if !p.left {
+			ops = append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1})
+		}
+		_, open, err := inc.MultiOpen(ctx, ops)
+		switch {
+		case session.IsNoNode(err) && !p.left:
+			// An earlier attempt was applied, or another client has deleted one of the two znodes.
+			if lost = p.remove(ctx, inc, open); lost != nil && !errors.Is(lost, session.ErrLost) {
+				return lost
+			}
+			continue
+		case err != nil && !session.IsNoNode(err):
+			return cmp.Or(lost, err)
+		case !p.left:
+			p.left = true
+			p.hold.Left()
+		}
+		return lost
 	}
-	data, stat, err := inc.Get(ctx, b.room)
-	if err != nil {
-		return nil, state, 0, err
-	}
-	state, err = parseRoomState(data)
-	return all, state, stat.Czxid, err
 }
 
 // awaitAll waits until the children of the room with these names are deleted. It sends one request
@@ -737,7 +656,7 @@ func (b *DoubleBarrier) list(ctx context.Context, inc *session.Incarnation) (all
 func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) (err error) {
 	gone := make(chan error, len(names))
 	for _, name := range names {
-		inc.Manager.Spawn(func() { gone <- inc.AwaitGone(ctx, session.ChildPath(b.room, name)) })
+		inc.Manager.Spawn(func() { gone <- inc.AwaitGone(ctx, session.ChildPath(b.Room, name)) })
 	}
 	for range names {
 		err = cmp.Or(err, <-gone)
@@ -745,41 +664,24 @@ func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, 
 	return err
 }
 
-// The method `tell` performs step 11. The write is the first operation, so the waiting parties get
-// its event. If another client had deleted p's child, the error is ErrLost.
-func (b *DoubleBarrier) tell(ctx context.Context, inc *session.Incarnation, p *party) (lost error) {
-	path := b.keeperPath(p)
-	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
-	if !p.left {
-		_, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
-		switch {
-		case err == nil:
-			p.left = true
-			p.hold.Left()
-			return nil
-		case !session.IsNoNode(err):
-			return err
-		}
-		// An earlier attempt was applied, or another client has deleted one of the two znodes.
-		if lost = p.remove(ctx, inc, open); lost != nil && !errors.Is(lost, session.ErrLost) {
-			return lost
-		}
+// Parties returns the names of all parties in the room, in order, and the czxid of the room. A party
+// inside has the version of its round in `rounds`, and a party that waits has 0.
+//
+// The listing comes before the read. In the other order, the listing could show a new room, whose numbers
+// begin at 0 again, and a party that is inside could appear as a waiting party.
+func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, rounds []int32, room int64, err error) {
+	listed, err := inc.Names(ctx, b.Room)
+	all := lock.ParseChildren(listed, partyBase)
+	if err != nil || len(all) == 0 { // such a room may have no data yet
+		return nil, nil, 0, err
 	}
-	if _, err := inc.Multi(ctx, ops...); err != nil && !session.IsNoNode(err) {
-		return err
+	data, stat, err := inc.Get(ctx, b.Room)
+	if err != nil {
+		return nil, nil, 0, err
 	}
-	return lost
-}
-
-// Parties returns the names of all parties in the room, in order. The function `inside` reports
-// whether the party names[i] is inside.
-func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (names []string, inside func(i int) bool, err error) {
-	all, state, _, err := b.list(ctx, inc)
+	state, err := parseRoomState(data)
 	for _, c := range all {
-		names = append(names, c.Name)
+		names, rounds = append(names, c.Name), append(rounds, state.of(c.Seq).version)
 	}
-	return names, func(i int) bool {
-		_, inside := state.find(func(r round) bool { return r.has(all[i].Seq) })
-		return inside
-	}, err
+	return names, rounds, stat.Czxid, err
 }
