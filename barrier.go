@@ -104,15 +104,11 @@ func (b *Barrier) change(ctx context.Context, op func(znode string) any) error {
 
 // Wait returns when b is open.
 func (b *Barrier) Wait(ctx context.Context) error {
-	if err := b.check(ctx); err != nil {
-		return opError("wait", b.path, err)
-	}
-	m := b.s.m
-	m.Waiters.Add(1)
-	defer m.Waiters.Add(-1)
 	var closed *zk.Stat // Stat of the znode that we wait for; nil before the first read
 	return b.waiting(ctx, "barrier", func(ctx context.Context) error {
-		return m.During(ctx, func(inc *session.Incarnation) error { return b.await(ctx, inc, &closed) })
+		b.s.m.Waiters.Add(1)
+		defer b.s.m.Waiters.Add(-1)
+		return b.s.m.During(ctx, func(inc *session.Incarnation) error { return b.await(ctx, inc, &closed) })
 	})
 }
 
@@ -120,31 +116,30 @@ func (b *Barrier) Wait(ctx context.Context) error {
 func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
 	key := conn.WatchKey{Kind: conn.WatchData, Path: b.s.m.Full(b.path)}
 	read := inc.GetFresh // a server that lags could show a closed barrier as open
-	for {
-		again := false
-		err := inc.EachChange(ctx, key, zk.EventNodeDeleted, func(w *conn.Watch) (over bool, err error) { // Step 3.
-			data, stat, err := read(ctx, key.Path) // Step 1.
-			read = inc.Get
-			switch {
-			case session.IsNoNode(err): // Step 2.
-				return true, nil
-			case err != nil:
-				return false, err
-			case session.Unstored(data, stat):
-				return false, b.s.m.Mixed(key.Path)
-			case *closed == nil:
-				*closed = stat
-			case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
-				return true, nil // between two reads, other processes have opened and closed the barrier, and the opening released us
-			}
-			// Other goroutines share this watch, so it may be older than this call, and its event may
-			// report an opening before the call. The order of the event and the read is unknown, so read
-			// again. If the barrier was opened after the call, and closed again, its znode is another one.
-			again = session.IsClosed(w.Fired)
-			return again, nil
-		})
-		if err != nil || !again {
-			return err
+	return inc.EachChange(ctx, key, 0, func(w *conn.Watch) (open bool, err error) {
+		data, stat, err := read(ctx, key.Path) // Step 1.
+		read = inc.Get
+		switch {
+		case session.IsNoNode(err): // Step 2.
+			return true, nil
+		case err != nil:
+			return false, err
+		case session.Unstored(data, stat):
+			return false, b.s.m.Mixed(key.Path)
+		case *closed == nil:
+			*closed = stat
+		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
+			return true, nil // between two reads, other processes have opened and closed the barrier, and the opening released us
 		}
-	}
+		// Other goroutines share this watch, so it may be older than this call, and its event may
+		// report an opening before the call. The order of the event and the read is unknown, so read
+		// again. If the barrier was opened after the call, and closed again, its znode is another one.
+		if session.IsClosed(w.Fired) {
+			return false, nil
+		}
+		if err := inc.AwaitFired(ctx, w); err != nil { // Step 3.
+			return false, err
+		}
+		return w.Event == zk.EventNodeDeleted, nil
+	})
 }

@@ -73,13 +73,11 @@ func (wg *WaitGroup) Add(ctx context.Context, delta int) error {
 }
 
 func (wg *WaitGroup) add(ctx context.Context, delta int) (era int, err error) {
-	switch {
-	case wg.misuse() != nil:
-		return 0, wg.misuse()
+	switch err := wg.check(ctx); {
+	case err != nil:
+		return 0, err
 	case delta > math.MaxInt32 || delta < -math.MaxInt32:
 		return 0, session.Invalid("delta %d is out of range; want at most %d tasks at once", delta, math.MaxInt32)
-	case ctx.Err() != nil:
-		return 0, session.CtxErr(ctx)
 	case delta == 0:
 		return 0, nil
 	}
@@ -126,21 +124,21 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 // open tasks, Wait and Count return [ErrInvalid].
 func (wg *WaitGroup) Wait(ctx context.Context) error {
 	return wg.waiting(ctx, "waitgroup", func(ctx context.Context) error {
-		if wg.misuse() != nil {
-			return wg.misuse()
-		}
-		return wg.tally.Wait(ctx)
+		wg.s.m.Waiters.Add(1)
+		defer wg.s.m.Waiters.Add(-1)
+		return wg.during(ctx, func(inc *session.Incarnation) error { return wg.tally.Wait(ctx, inc) })
 	})
 }
 
 // Count returns the number of open tasks. If the tasks change all the time, Count reads the numbers
 // of different sessions at different times.
-func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
-	if wg.misuse() != nil {
-		return 0, opError("count", wg.path, wg.misuse())
-	}
-	total, err := wg.tally.Count(ctx)
-	return total, opError("count", wg.path, err)
+func (wg *WaitGroup) Count(ctx context.Context) (total int, err error) {
+	defer wg.wrap("count", &err)
+	err = wg.during(ctx, func(inc *session.Incarnation) (err error) {
+		total, err = wg.tally.Count(ctx, inc)
+		return err
+	})
+	return total, err
 }
 
 // Enter waits until n parties have entered, and lets all n in together:
@@ -156,14 +154,11 @@ func (wg *WaitGroup) Count(ctx context.Context) (int, error) {
 // returns [ErrLost]. A round takes 5 round trips.
 func (wg *WaitGroup) Enter(ctx context.Context, n int) (err error) {
 	defer wg.wrap("enter", &err)
-	if wg.misuse() != nil {
-		return wg.misuse()
+	if err := wg.check(ctx); err != nil {
+		return err
 	}
 	if err := wg.double.Check(n); err != nil {
 		return err
-	}
-	if ctx.Err() != nil {
-		return session.CtxErr(ctx)
 	}
 	_, o := wg.s.begin(ctx, Op{Kind: OpAcquire, Primitive: "double barrier", Name: "enter", Path: wg.path})
 	var g *lock.Grant
@@ -203,20 +198,14 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 }
 
 // Contenders returns the parties in their order; a party inside is Holding.
-func (wg *WaitGroup) Contenders(ctx context.Context) ([]Contender, error) {
-	if wg.misuse() != nil {
-		return nil, opError("contenders", wg.path, wg.misuse())
-	}
-	var out []Contender
-	err := wg.s.m.During(ctx, func(inc *session.Incarnation) error {
+func (wg *WaitGroup) Contenders(ctx context.Context) (out []Contender, err error) {
+	defer wg.wrap("contenders", &err)
+	err = wg.during(ctx, func(inc *session.Incarnation) error {
 		names, rounds, _, err := wg.double.Parties(ctx, inc)
-		if err == nil && len(names) > 0 {
+		if err == nil {
 			out, err = describe(ctx, inc, wg.double.Room, names, func(i int) (Mode, bool) { return ModeParty, rounds[i] != 0 })
-		}
-		if session.IsNoNode(err) {
-			return nil // there is no room
 		}
 		return err
 	})
-	return out, opError("contenders", wg.path, err)
+	return out, err
 }

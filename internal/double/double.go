@@ -614,7 +614,7 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 	others := p.others
 	if p.left {
 		names, rounds, room, err := b.Parties(ctx, inc)
-		if err != nil && !session.IsNoNode(err) {
+		if err != nil {
 			return err
 		}
 		others = nil
@@ -676,7 +676,10 @@ func (b *DoubleBarrier) Parties(ctx context.Context, inc *session.Incarnation) (
 		return nil, nil, 0, err
 	}
 	data, stat, err := inc.Get(ctx, b.Room)
-	if err != nil {
+	switch {
+	case session.IsNoNode(err):
+		return nil, nil, 0, nil
+	case err != nil:
 		return nil, nil, 0, err
 	}
 	state, err := parseRoomState(data)

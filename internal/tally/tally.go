@@ -26,7 +26,7 @@ var ErrNegativeCounter = errors.New("negative counter")
 
 // Of returns the tally of `dir`, a path as the server knows it. If `keep` is true, tasks
 // outlive their session. The map `all` has the tallies of the Session. A tally exists while a
-// WaitGroup uses it, and while rememberLocked keeps it.
+// WaitGroup uses it, and while this process has open or lost tasks.
 func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep bool) *Tally {
 	key := dir
 	if keep {
@@ -42,7 +42,7 @@ func Of(all *shared.WeakMap[string, Tally], m *session.Manager, dir string, keep
 //
 //  1. A caller puts its change into the queue. If no goroutine is applying changes, one starts.
 //  2. The goroutine takes all changes from the queue. Their callers wait at the same time, so every
-//     order is correct.
+//     order is correct. A change for tasks that ended with their session is over.
 //  3. If this process has enough open tasks, one request applies all these changes: it creates,
 //     writes or deletes the znode of this process.
 //  4. Otherwise, one transaction writes or deletes the znodes of other sessions and that of this
@@ -55,13 +55,15 @@ type Tally struct {
 	keep bool   // tasks outlive their session
 
 	mu    sync.Mutex
-	queue []*change            // changes that wait for the goroutine; guarded by mu
-	busy  bool                 // whether a goroutine is applying changes; guarded by mu
-	lost  int                  // number of tasks that ended with their session, and for which `Done` was not called yet; guarded by mu
-	why   error                // the reason why the last session with such tasks ended; guarded by mu
-	era   int                  // begins at 1; grows when tasks end with their session; guarded by mu
-	own   openTasks            // the znode of this process; written with mu held, by the goroutine that applies changes or, if none runs, by `submit`
-	inc   *session.Incarnation // the session of the znode `own`; nil without a znode, or if `keep` is true; written like `own`
+	queue []*change // changes that wait for the goroutine; guarded by mu
+	busy  bool      // whether a goroutine is applying changes; guarded by mu
+
+	// Only the goroutine that applies changes uses the following fields.
+	own  openTasks            // the znode of this process
+	inc  *session.Incarnation // the session of the znode `own`, or nil; always nil if `keep` is true
+	lost int                  // number of tasks that ended with their session, and for which `Done` was not called yet
+	why  error                // the reason why the last session with such tasks ended
+	era  int                  // begins at 1; grows when tasks end with their session
 }
 
 // The type `change` is one call of `Add` or `Done`.
@@ -69,11 +71,9 @@ type change struct {
 	delta  int
 	done   chan struct{} // closed when `err` is set
 	err    error
-	repaid int  // number of tasks of the change that ended with their session; written like Tally.own
-	insist bool // whether the change ends a task, and so is tried again if the servers refuse it
-	owed   bool // try again after any error but ErrNegativeCounter, because no caller will; guarded by Tally.mu
-	tries  int  // number of refusals; guarded by Tally.mu
-	era    int  // the era in which its tasks were added, or 0 if that is unknown; guarded by Tally.mu
+	repaid int  // number of tasks of the change that ended with their session
+	owed   bool // `settle` repeats it, because no caller will
+	era    int  // the era in which its tasks were added, or 0 if that is unknown
 }
 
 // An openTasks is the state of a znode that has open tasks.
@@ -81,6 +81,14 @@ type openTasks struct {
 	path    string // "" if there is no znode
 	count   int
 	version int32
+}
+
+// The method `set` returns the operation that changes the number of open tasks in the znode to n.
+func (a openTasks) set(n int) any {
+	if n == 0 {
+		return &zk.DeleteRequest{Path: a.path, Version: a.version}
+	}
+	return &zk.SetDataRequest{Path: a.path, Data: []byte(strconv.Itoa(n)), Version: a.version}
 }
 
 // Add adds `delta`, which is not 0, to the counter. If ctx ends first, a positive `delta` is not
@@ -96,13 +104,12 @@ func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 	defer t.mu.Unlock()
 	if i := slices.Index(t.queue, c); i >= 0 {
 		t.queue = slices.Delete(t.queue, i, i+1)
-		t.unpayLocked(c)
 	} else if delta > 0 { // do not reopen ended tasks, because a call of Wait may have returned
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() {
 			defer stay()
 			if <-c.done; c.err == nil {
-				t.submit(&change{delta: -delta, owed: true, era: c.era})
+				t.settle(t.submit(&change{delta: -delta, owed: true, era: c.era}))
 			}
 		})
 	}
@@ -114,87 +121,96 @@ func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 // but ErrNegativeCounter. The argument `era` is the result of the Add of this task, or 0. If it is
 // 0, the task may be one that ended with its session, and Done ends such a task first.
 func (t *Tally) Done(heard bool, era int) error {
-	c := t.submit(&change{delta: -1, insist: true, owed: !heard, era: era})
+	c := t.submit(&change{delta: -1, owed: !heard, era: era})
 	select {
 	case <-c.done:
 	case <-t.m.Outage(): // usually the client reconnects at once, and Done can still return the result
 	case <-time.After(session.ReleaseTime):
 	}
 	session.AwaitFor(c.done, session.Grace)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if session.IsClosed(c.done) {
+	if session.IsClosed(c.done) && (t.final(c.err) || heard && session.OutcomeOf(c.err) != session.Answered) {
 		return c.err
 	}
-	c.owed = true // from now on, the change is tried again after a refusal
+	t.settle(c)
 	return nil
 }
 
-// Wait waits until no task is open.
-func (t *Tally) Wait(ctx context.Context) error {
-	t.m.Waiters.Add(1)
-	defer t.m.Waiters.Add(-1)
-	return t.m.During(ctx, func(inc *session.Incarnation) error {
-		// The first listing must be fresh: a server that lags may not show the tasks yet.
-		for list := inc.NamesFresh; ; list = inc.Names {
-			names, err := list(ctx, t.dir)
-			paths := t.pathsOf(names) // all znodes with open tasks at one instant
-			if err == nil {
-				_, err = readTasks(ctx, inc, paths) // finds the znode of another program, which may stay forever
+// The method `final` reports whether err is the result of a change, even if no caller repeats it.
+func (t *Tally) final(err error) bool {
+	return err == nil || errors.Is(err, ErrNegativeCounter) || errors.Is(err, session.ErrLost) || session.IsClosed(t.m.Over)
+}
+
+// The method `settle` waits in the background for the result of `c`, and repeats `c` until the result is
+// final: after a delay, and as soon as the Session begins to close.
+func (t *Tally) settle(c *change) {
+	leaving, stay := t.m.BeforeClose()
+	t.m.Spawn(func() {
+		defer stay() // Close waits for the next attempt, within its usual limit
+		pace := t.m.Config.Retry
+		pace.Jitter = 0 // changes that were refused together are tried again together
+		for try := 1; ; try++ {
+			if <-c.done; t.final(c.err) {
+				return
 			}
-			if err != nil || len(paths) == 0 {
-				return err
+			if try == 1 {
+				t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", -c.delta, "err", c.err)
 			}
-			// The client gets one event for each znode, and none for a write that leaves tasks open.
-			for _, path := range paths {
-				if err := inc.AwaitGone(ctx, path); err != nil {
-					return err
-				}
+			select {
+			case <-time.After(pace.Delay(try)):
+			case <-leaving:
+				leaving, try = nil, 1 // little time is left, so begin with short delays again
+			case <-t.m.Over:
+				return
 			}
+			c.owed = true
+			t.submit(c)
 		}
 	})
 }
 
-// Count returns the number of open tasks.
-func (t *Tally) Count(ctx context.Context) (total int, err error) {
-	const tries = 8
-	err = t.m.During(ctx, func(inc *session.Incarnation) error {
-		as, err := t.read(ctx, inc, inc.NamesFresh)
-		for try := 0; err == nil && len(as) > 0 && try < tries; try++ {
-			last := as
-			if as, err = t.read(ctx, inc, inc.Names); slices.Equal(as, last) {
-				break
+// Wait waits until no task is open.
+func (t *Tally) Wait(ctx context.Context, inc *session.Incarnation) error {
+	// The first listing must be fresh: a server that lags may not show the tasks yet.
+	for list := inc.NamesFresh; ; list = inc.Names {
+		as, listed, err := t.read(ctx, inc, list)
+		if err != nil || listed == 0 {
+			return err
+		}
+		// The client gets one event for each znode, and none for a write that leaves tasks open.
+		for _, a := range as {
+			if err := inc.AwaitGone(ctx, a.path); err != nil {
+				return err
 			}
+		}
+	}
+}
+
+// Count returns the number of open tasks.
+func (t *Tally) Count(ctx context.Context, inc *session.Incarnation) (total int, err error) {
+	const tries = 8
+	list, last := inc.NamesFresh, []openTasks(nil)
+	for range 1 + tries {
+		as, _, err := t.read(ctx, inc, list)
+		if err != nil {
+			return 0, err
 		}
 		total = 0
 		for _, a := range as {
 			total += a.count
 		}
-		return err
-	})
-	return total, err
+		if slices.Equal(as, last) {
+			break
+		}
+		list, last = inc.Names, as
+	}
+	return total, nil
 }
 
-// The method `submit` starts the change `c` (step 1).
+// The method `submit` performs step 1 for the change `c`.
 func (t *Tally) submit(c *change) *change {
 	c.done = make(chan struct{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.busy {
-		if t.inc != nil && !t.inc.Alive() {
-			t.forfeitLocked()
-		}
-		if t.repayLocked(c); c.delta == 0 {
-			c.err = t.why
-			close(c.done)
-			return c
-		}
-	}
-	t.queueLocked(c)
-	return c
-}
-
-func (t *Tally) queueLocked(c *change) {
 	t.queue = append(t.queue, c)
 	if !t.busy {
 		t.busy = true
@@ -203,207 +219,138 @@ func (t *Tally) queueLocked(c *change) {
 		_, stay := t.m.BeforeClose()
 		t.m.Spawn(func() { defer stay(); t.run() })
 	}
+	return c
 }
 
-// postponeLocked reports whether the caller of `c` does not get the result `err`: then `c` returns to
-// the queue after a delay, or as soon as the Session begins to close.
-func (t *Tally) postponeLocked(c *change, err error) bool {
-	again := c.owed || c.insist && session.OutcomeOf(err) == session.Answered
-	if err == nil || errors.Is(err, ErrNegativeCounter) || session.IsClosed(t.m.Over) || !again {
-		return false
+// The method `run` applies changes until the queue is empty. If the session ends during a write of the
+// znode of this process, the outcome does not matter: the znode ends with the session.
+func (t *Tally) run() {
+	var batch []*change
+	for {
+		if len(batch) == 0 {
+			t.mu.Lock()
+			batch, t.queue = t.queue, nil // Step 2.
+			if t.busy = len(batch) > 0; !t.busy {
+				// The WaitGroup can be freed before the program calls Done for tasks of this process that
+				// are open or lost, and this Done must not end another task. So t stays in memory.
+				if !t.keep && t.own.count+t.lost > 0 {
+					t.m.Attached.Store(t, nil)
+				} else {
+					t.m.Attached.Delete(t)
+				}
+				t.mu.Unlock()
+				return
+			}
+			t.mu.Unlock()
+		}
+		if batch = t.repay(batch); len(batch) == 0 {
+			continue
+		}
+		inc, err := t.m.Incarnation(session.Finishing)
+		switch {
+		case err == nil && t.inc != nil && t.inc != inc:
+			continue // t.inc has ended since
+		case err == nil:
+			if !t.keep {
+				t.inc = inc
+			}
+			batch, err = t.apply(inc, batch)
+		}
+		if err != nil && !errors.Is(err, session.ErrEnded) {
+			t.finish(batch, err)
+			batch = nil
+		}
 	}
-	c.tries++
-	pace := t.m.Config.Retry
-	pace.Jitter = 0 // changes that were refused together are tried again together
-	wait, first, tasks := pace.Delay(c.tries), c.tries == 1, -c.delta
-	leaving, stay := t.m.BeforeClose()
-	if session.IsClosed(leaving) {
-		leaving = nil // the attempt at the beginning of Close has failed, so wait for the whole delay
+}
+
+// The method `repay` ends the changes of a batch whose tasks have ended with their session, and returns
+// the others. A change of which only some tasks are lost is reduced by these. No task of the present
+// era is lost.
+func (t *Tally) repay(batch []*change) (others []*change) {
+	if t.inc != nil && !t.inc.Alive() {
+		if t.own.count > 0 {
+			t.lost += t.own.count
+			t.era++
+			t.why = t.inc.Loss()
+		}
+		t.own, t.inc = openTasks{}, nil
 	}
-	t.m.Spawn(func() {
-		defer stay() // Close waits for the next attempt, within its usual limit
-		if first {   // without mu: the log may call the WaitGroup
-			t.m.Log.Error("zsync: cannot end tasks; the Session keeps trying", "path", t.m.Bare(t.dir), "tasks", tasks, "err", err)
+	var repaid []*change
+	for _, c := range batch {
+		if n := min(t.lost, -c.delta); n > 0 && c.era != t.era {
+			t.lost -= n
+			c.delta += n
+			c.repaid += n
 		}
-		select {
-		case <-time.After(wait):
-		case <-leaving:
-		case <-t.m.Over:
-			return
+		if c.delta == 0 {
+			repaid = append(repaid, c)
+		} else {
+			others = append(others, c)
 		}
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if leaving != nil && session.IsClosed(leaving) {
-			c.tries = 1 // little time is left, so begin with short delays again
-		}
-		t.queueLocked(c)
-	})
-	return true
+	}
+	t.finish(repaid, nil)
+	return others
 }
 
 // The method `finish` reports the result `err` to the callers of the changes `cs`.
 func (t *Tally) finish(cs []*change, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	for _, c := range cs {
-		if t.postponeLocked(c, err) {
-			continue
-		}
 		switch c.err = err; {
-		case err != nil && !c.owed: // an owed change has no caller that ends its tasks later
-			t.unpayLocked(c)
 		case err == nil && c.repaid > 0:
 			c.err = t.why
-		case err == nil && c.delta > 0:
+		case err == nil:
 			c.era = t.era
+		case !c.owed: // its caller gets an error, and so will end the same tasks
+			t.lost += c.repaid
 		}
 		close(c.done)
 	}
 }
 
-// forfeitLocked moves the open tasks of t.own to t.lost. Their session has ended, and the
-// tasks have ended with it.
-func (t *Tally) forfeitLocked() {
-	t.lost += t.own.count
-	t.era++
-	t.why = t.inc.Loss()
-	t.own, t.inc = openTasks{}, nil
-	t.rememberLocked()
-}
-
-// rememberLocked keeps the tally in memory while this process has open or lost tasks: the WaitGroup
-// can be freed before the program calls Done for them, and this Done must not end another task.
-func (t *Tally) rememberLocked() {
+// The method `apply` performs steps 3 to 5 once, for some changes of a batch. It returns the changes
+// without a result.
+func (t *Tally) apply(inc *session.Incarnation, batch []*change) (left []*change, err error) {
+	fits, others := batch, []openTasks(nil)
+	if t.own.count+sumOf(batch) < 0 {
+		if fits, left, others, err = t.fit(inc, batch); err != nil {
+			return left, err
+		}
+	}
+	short, err := t.write(inc, sumOf(fits), others)
 	switch {
-	case t.keep:
-	case t.own.count+t.lost > 0:
-		t.m.Attached.Store(t, nil) // with this reference, t is not freed
-	default:
-		t.m.Attached.Delete(t)
-	}
-}
-
-// repayLocked reduces the change `c` by the lost tasks. No task of the present era is lost.
-func (t *Tally) repayLocked(c *change) {
-	if c.delta < 0 && t.lost > 0 && c.era != t.era {
-		n := min(t.lost, -c.delta)
-		t.lost -= n
-		c.delta += n
-		c.repaid += n
-		t.rememberLocked()
-	}
-}
-
-// unpayLocked undoes repayLocked if the caller of `c` gets an error, and so will end the same tasks.
-func (t *Tally) unpayLocked(c *change) {
-	t.lost += c.repaid
-	c.repaid = 0
-	t.rememberLocked()
-}
-
-// setOwn records `a` as the new state of the znode of this process.
-func (t *Tally) setOwn(inc *session.Incarnation, a openTasks) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.own, t.inc = a, inc; t.keep || a.path == "" {
-		t.inc = nil
-	}
-	t.rememberLocked()
-}
-
-// The method `run` applies changes until the queue is empty.
-func (t *Tally) run() {
-	for {
-		t.mu.Lock()
-		batch := t.queue // Step 2.
-		t.queue = nil
-		if len(batch) == 0 {
-			t.busy = false
-			t.mu.Unlock()
-			return
+	case err == nil:
+		for ; short > 0; fits = fits[:len(fits)-1] { // the transaction had no room for more znodes
+			c := fits[len(fits)-1]
+			open := min(short, -c.delta)
+			short -= open
+			c.delta = -open
+			left = append(left, c)
 		}
-		t.mu.Unlock()
-		err := t.m.During(session.Finishing, func(inc *session.Incarnation) error {
-			return t.apply(inc, &batch)
-		})
-		t.finish(batch, err)
-	}
-}
-
-// The method `apply` applies the changes of a batch and reports their results. After an error, the
-// changes without a result stay in the batch. If the session ends during a write of the znode of
-// this process, the outcome does not matter: the znode ends with the session.
-func (t *Tally) apply(inc *session.Incarnation, batch *[]*change) error {
-	ctx := session.Finishing
-	t.mu.Lock()
-	if t.inc != nil && t.inc != inc {
-		t.forfeitLocked()
-	}
-	var repaid []*change
-	*batch = slices.DeleteFunc(*batch, func(c *change) bool {
-		t.repayLocked(c)
-		if c.delta == 0 {
-			repaid = append(repaid, c)
-		}
-		return c.delta == 0
-	})
-	t.mu.Unlock()
-	t.finish(repaid, nil)
-	for len(*batch) > 0 {
-		fits, left, others := *batch, []*change(nil), []openTasks(nil)
-		var err error
-		if t.own.count+sumOf(fits) < 0 { // Steps 4 and 5.
-			if fits, left, others, err = t.fit(ctx, inc, batch); err != nil {
-				return err
+		t.finish(fits, nil)
+		return left, nil
+	case session.IsNoNode(err), session.IsBadVersion(err):
+		err = nil
+		if others == nil && t.own.path != "" { // another process has ended tasks of this process
+			var as []openTasks
+			if as, err = readTasks(session.Finishing, inc, []string{t.own.path}); err == nil {
+				t.own = append(as, openTasks{})[0]
 			}
 		}
-		sum := sumOf(fits)
-		if t.own.count+sum >= 0 { // Step 3.
-			err = t.writeOwn(ctx, inc, t.own.count+sum)
-		} else {
-			var ended int
-			if ended, err = t.writeOthers(ctx, inc, others, -sum); err == nil && ended < -sum {
-				// The transaction had no room for more znodes. Additions come first.
-				fits = slices.DeleteFunc(fits, func(c *change) bool {
-					k := min(-c.delta, ended)
-					if ended -= k; k == -c.delta {
-						return false
-					}
-					c.delta += k
-					left = append(left, c)
-					return true
-				})
-			}
-		}
-		switch {
-		case err == nil:
-			t.finish(fits, nil)
-			*batch = left
-		case !session.IsNoNode(err) && !session.IsBadVersion(err):
-			return err
-		case others == nil && t.own.path != "": // another process has ended tasks of this process
-			as, err := readTasks(ctx, inc, []string{t.own.path})
-			if err != nil {
-				return err
-			}
-			t.setOwn(inc, append(as, openTasks{})[0])
-		}
 	}
-	return nil
+	return append(left, fits...), err
 }
 
 // The method `fit` returns the changes for which all sessions together have enough open tasks,
 // the other changes, and the znodes of other sessions. If there are too few tasks even for one
 // change, all changes fail, except for an owed change, whose caller gets no error: it is reduced to
 // the open tasks, because other processes have ended the others.
-func (t *Tally) fit(ctx context.Context, inc *session.Incarnation, batch *[]*change) (fits, left []*change, others []openTasks, err error) {
-	all, err := t.read(ctx, inc, inc.NamesFresh)
+func (t *Tally) fit(inc *session.Incarnation, batch []*change) (fits, left []*change, others []openTasks, err error) {
+	all, _, err := t.read(session.Finishing, inc, inc.NamesFresh)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, batch, nil, err
 	}
 	var own openTasks
 	total := 0
-	others = []openTasks{} // not nil
 	for _, a := range all {
 		if total += a.count; a.path == t.own.path {
 			own = a
@@ -411,11 +358,11 @@ func (t *Tally) fit(ctx context.Context, inc *session.Incarnation, batch *[]*cha
 			others = append(others, a)
 		}
 	}
-	t.setOwn(inc, own)
+	t.own = own
 	// Additions come first, then the changes that end the fewest tasks.
-	slices.SortStableFunc(*batch, func(a, b *change) int { return cmp.Compare(b.delta, a.delta) })
+	slices.SortStableFunc(batch, func(a, b *change) int { return cmp.Compare(b.delta, a.delta) })
 	sum := total
-	for _, c := range *batch {
+	for _, c := range batch {
 		if sum+c.delta >= 0 {
 			sum += c.delta
 			fits = append(fits, c)
@@ -429,165 +376,137 @@ func (t *Tally) fit(ctx context.Context, inc *session.Incarnation, batch *[]*cha
 	// The znodes were read one after another. Perhaps there was no instant at which all of them had
 	// these numbers. If a second read finds the same numbers and versions, all znodes had them when
 	// the first read ended.
-	again, err := t.read(ctx, inc, inc.Names)
+	again, _, err := t.read(session.Finishing, inc, inc.Names)
 	if err != nil || !slices.Equal(all, again) {
-		return nil, *batch, others, err
+		return nil, batch, others, err
 	}
-	t.mu.Lock()
-	left = slices.DeleteFunc(left, func(c *change) bool {
-		owed := c.owed && total > 0
-		if owed {
-			c.delta, total = -total, 0
-			fits = append(fits, c)
-		}
-		return owed
-	})
-	t.mu.Unlock()
+	if i := slices.IndexFunc(left, func(c *change) bool { return c.owed }); i >= 0 && total > 0 {
+		left[i].delta = -total
+		fits = append(fits, left[i])
+		left = slices.Delete(left, i, i+1)
+	}
 	t.finish(left, ErrNegativeCounter)
-	*batch = fits
 	return fits, nil, others, nil
 }
 
-// writeOwn sets the number of open tasks of this process to `next`. It returns NoNode or
-// BadVersion if another client has changed the znode.
-func (t *Tally) writeOwn(ctx context.Context, inc *session.Incarnation, next int) error {
-	own, data := t.own, strconv.AppendInt(nil, int64(next), 10)
-	var op any
+// The method `write` adds `sum` to the number of open tasks, in one transaction, exactly once. If this
+// process has too few tasks, it ends all of them, and tasks of the znodes in `others`. The result
+// `short` is the number of tasks that stay open because their znodes do not fit into the transaction. If
+// the error is NoNode or BadVersion, another client has changed a znode.
+func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (short int, err error) {
+	ctx := session.Finishing
+	own, next := t.own, max(t.own.count+sum, 0)
+	short = next - (t.own.count + sum)
+	var ops []any
 	switch {
 	case next == own.count:
-		return nil
-	case own.path == "":
+	case own.path != "":
+		ops = append(ops, own.set(next))
+	default:
 		own = openTasks{path: session.ChildPath(t.dir, session.ProtectedName(session.NewGUID(), "tasks")), version: -1}
-		create := &zk.CreateRequest{Path: own.path, Data: data, Acl: t.m.Config.ACL, Flags: zk.FlagEphemeral}
+		create := &zk.CreateRequest{Path: own.path, Data: []byte(strconv.Itoa(next)), Acl: t.m.Config.ACL, Flags: zk.FlagEphemeral}
 		if t.keep {
 			create.Flags = zk.FlagPersistent
 		}
-		op = create
-		done, err := inc.RoomFor(ctx, op)
+		ops = append(ops, create)
+		done, err := inc.RoomFor(ctx, create)
 		defer done()
 		if err = cmp.Or(err, inc.Vet(ctx, session.Dir{Path: t.dir})); err != nil {
-			return err
+			return 0, err
 		}
-	case next == 0:
-		op = &zk.DeleteRequest{Path: own.path, Version: own.version}
-	default:
-		op = &zk.SetDataRequest{Path: own.path, Data: data, Version: own.version}
 	}
-	// At most one attempt is applied, now or later: all attempts expect the same version.
-	doubt := false
-	for {
-		err := t.commit(ctx, inc, op)
+	alone := short == 0 // the tasks of other sessions outlive this session; so does the transaction that ends them
+	// The order is random, because processes that start with different znodes collide less.
+	dice.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	size := 0
+	for _, a := range others {
+		if short > 0 && size < session.MaxPacket/2 {
+			k := min(short, a.count)
+			short -= k
+			size += t.m.SizeOf(a.path, nil) + 32
+			ops = append(ops, a.set(a.count-k))
+		}
+	}
+	if len(ops) == 0 {
+		return short, nil
+	}
+	// At most one attempt is applied, now or later: all attempts expect the same versions, and no znode
+	// has the same path and version twice.
+	for doubt := false; ; {
+		if t.keep || !alone {
+			_, err = txn.Across(ctx, t.m, t.dir+"-receipts", ops)
+		} else if _, err = txn.Within(ctx, inc, t.dir, ops); errors.Is(err, session.ErrLost) {
+			return 0, session.ErrEnded // the znode ends with the session
+		}
 		unknown := errors.Is(err, txn.ErrUnknown)
-		doubt = doubt || unknown
-		if doubt && err != nil && !errors.Is(err, session.ErrEnded) {
-			switch written, e := t.look(ctx, inc, own, data); {
+		if doubt = doubt || unknown; doubt && alone && err != nil && !errors.Is(err, session.ErrEnded) {
+			switch written, e := t.look(inc, own, next); {
 			case written:
 				err = nil
 			case unknown && e == nil:
 				continue
 			}
 		}
-		if _, ok := op.(*zk.CreateRequest); ok && session.IsNoNode(err) {
+		if err == nil {
+			break
+		}
+		if own.version < 0 && session.IsNoNode(err) {
 			if err = inc.MakeDir(ctx, session.Dir{Path: t.dir}); err == nil {
 				continue
 			}
 		}
-		if err != nil {
-			return err
-		}
-		break
+		return 0, err
 	}
-	own.count, own.version = next, own.version+1
-	if next == 0 {
-		own = openTasks{}
+	switch {
+	case next == 0:
+		t.own = openTasks{}
+	case next != t.own.count:
+		t.own = openTasks{own.path, next, own.version + 1}
 	}
-	t.setOwn(inc, own)
-	return nil
+	return short, nil
 }
 
-// The method `look` finds out whether the write of `data` to the znode of this process, whose
-// state was `own`, was applied. Its caller has found that the log of the write was deleted or cannot
-// be read. Other processes write this znode too, to end tasks of this process. If another process
-// wrote the same number instead, `look` mistakes that write for this one. If it cannot read a znode
-// that this write was to create, it also deletes the znode.
-func (t *Tally) look(ctx context.Context, inc *session.Incarnation, own openTasks, data []byte) (written bool, err error) {
+// The method `look` finds out whether the znode of this process, whose state was `own`, was changed to
+// `next` tasks. Its caller has found that the log of the write was deleted or cannot be read. Other
+// processes write this znode too, to end tasks of this process. If another process wrote the same
+// number instead, `look` mistakes that write for this one. If it cannot read a znode that this write
+// was to create, it also deletes the znode.
+func (t *Tally) look(inc *session.Incarnation, own openTasks, next int) (written bool, err error) {
 	var found []byte
 	var stat *zk.Stat
-	err = t.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		found, stat, err = inc.GetFresh(ctx, own.path)
+	err = t.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
+		found, stat, err = inc.GetFresh(session.Finishing, own.path)
 		return err
 	})
 	made := own.version < 0
 	switch {
 	case err == nil: // if another process has ended some tasks of a new znode, the next write fails with BadVersion
-		return made || stat.Version == own.version+1 && string(found) == string(data), nil
+		return made || stat.Version == own.version+1 && string(found) == strconv.Itoa(next), nil
 	case session.IsNoNode(err): // or another client deleted the znode
-		return !made && string(data) == "0", nil
+		return !made && next == 0, nil
 	case made:
 		inc.Remove(own.path)
 	}
 	return false, err
 }
 
-// The method `commit` applies `op`, a write of the znode of this process, exactly once. It
-// returns ErrEnded if the session ends first: the znode ends with the session.
-func (t *Tally) commit(ctx context.Context, inc *session.Incarnation, op any) error {
-	if t.keep {
-		_, err := txn.Across(ctx, t.m, t.dir+"-receipts", []any{op})
-		return err
-	}
-	_, err := txn.Within(ctx, inc, t.dir, []any{op})
-	if errors.Is(err, session.ErrLost) {
-		err = session.ErrEnded
-	}
-	return err
-}
-
-// writeOthers ends `n` open tasks: all tasks of this process, and then tasks of the znodes
-// in `others`. It returns the number of ended tasks. That number is less than `n` if the
-// znodes do not fit into one transaction.
-func (t *Tally) writeOthers(ctx context.Context, inc *session.Incarnation, others []openTasks, n int) (ended int, err error) {
-	var ops []any
-	size := 0
-	end := func(a openTasks) {
-		k := min(n, a.count)
-		n -= k
-		ended += k
-		size += t.m.SizeOf(a.path, nil) + 32
-		if k == a.count {
-			ops = append(ops, &zk.DeleteRequest{Path: a.path, Version: a.version})
-			return
-		}
-		data := strconv.AppendInt(nil, int64(a.count-k), 10)
-		ops = append(ops, &zk.SetDataRequest{Path: a.path, Data: data, Version: a.version})
-	}
-	if t.own.path != "" {
-		end(t.own)
-	}
-	// The order is random, because processes that start with different znodes collide less.
-	dice.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
-	for _, a := range others {
-		if n > 0 && size < session.MaxPacket/2 {
-			end(a)
-		}
-	}
-	// The tasks of other sessions outlive this session, so the transaction does, too. A failed attempt
-	// cannot be applied late, because no znode has the same path and version twice.
-	if _, err := txn.Across(ctx, t.m, t.dir+"-receipts", ops); err != nil {
-		return 0, err
-	}
-	t.setOwn(inc, openTasks{})
-	return ended, nil
-}
-
-// The method `read` reads all znodes with open tasks, ordered by path. After a first read with
-// inc.NamesFresh, the server has caught up.
-func (t *Tally) read(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) ([]openTasks, error) {
+// The method `read` reads all znodes with open tasks, ordered by path. It also returns how many such
+// znodes the listing shows, which existed at one instant; some of these may be deleted by the time of
+// the read. After a first read with inc.NamesFresh, the server has caught up.
+func (t *Tally) read(ctx context.Context, inc *session.Incarnation, list func(context.Context, string) ([]string, error)) (as []openTasks, listed int, err error) {
 	names, err := list(ctx, t.dir)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return readTasks(ctx, inc, t.pathsOf(names))
+	var paths []string
+	for _, name := range names {
+		if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks") {
+			paths = append(paths, session.ChildPath(t.dir, name))
+		}
+	}
+	slices.Sort(paths)
+	as, err = readTasks(ctx, inc, paths)
+	return as, len(paths), err
 }
 
 // readTasks reads the znodes at `paths`. It leaves out znodes that do not exist.
@@ -615,16 +534,4 @@ func sumOf(cs []*change) (n int) {
 		n += c.delta
 	}
 	return n
-}
-
-// pathsOf returns the sorted paths of the children that are znodes with open tasks.
-func (t *Tally) pathsOf(names []string) []string {
-	var paths []string
-	for _, name := range names {
-		if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks") {
-			paths = append(paths, session.ChildPath(t.dir, name))
-		}
-	}
-	slices.Sort(paths)
-	return paths
 }
