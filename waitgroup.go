@@ -166,13 +166,12 @@ func (wg *WaitGroup) Enter(ctx context.Context, n int) (err error) {
 		g, err = wg.double.Enter(ctx, n)
 		return err
 	})
-	if err != nil {
-		err = waited(ctx, wg.s.m, o.began, err)
+	if err = waited(ctx, wg.s.m, o.began, err); err != nil {
 		o.end(err)
-		return err
+	} else {
+		o.got(ctx, g)
 	}
-	o.got(ctx, g)
-	return nil
+	return err
 }
 
 // Leave ends the earliest membership of Enter, even if Leave fails, and waits until all parties of

@@ -235,12 +235,21 @@ func (b *DoubleBarrier) Leave(ctx context.Context) error {
 	p := b.inside[0]
 	b.inside = slices.Delete(b.inside, 0, 1)
 	b.mu.Unlock()
-	if p.hold.Err() != nil {
-		return p.hold.Release()
-	}
-	err := b.leave(ctx, p.Incarnation, p)
-	if errors.Is(err, session.ErrEnded) {
-		err = b.line.Manager.During(ctx, func(inc *session.Incarnation) error { return b.leave(ctx, inc, p) })
+	var err error
+	for inc := p.Incarnation; err == nil; inc, err = b.line.Manager.Incarnation(ctx) {
+		if err = b.depart(ctx, inc, p); err == nil {
+			return nil
+		}
+		if !p.left {
+			if p.hold.Err() != nil {
+				return p.hold.Release()
+			}
+			p.hold.Left()
+		}
+		if !errors.Is(err, session.ErrEnded) {
+			b.withdraw(inc, p).Await(session.Grace) // so another party becomes the keeper
+			return err
+		}
 	}
 	return err
 }
@@ -525,24 +534,8 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 	}
 }
 
-// The method `leave` is the part of Leave in one session, at first in p's own. If it returns ErrEnded,
-// p has left. If it fails, another party becomes the keeper.
-func (b *DoubleBarrier) leave(ctx context.Context, inc *session.Incarnation, p *party) error {
-	err := b.depart(ctx, inc, p)
-	if err == nil {
-		return nil
-	}
-	if !p.left {
-		if p.hold.Err() != nil {
-			return p.hold.Release()
-		}
-		p.hold.Left()
-	}
-	b.withdraw(inc, p).Await(session.Grace)
-	return err
-}
-
-// The method `depart` performs steps 6 to 11.
+// The method `depart` performs steps 6 to 11 in one session, at first in p's own. If that session has
+// ended, the error is ErrEnded. If our child was deleted before, p has left, and waits on in the next.
 func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p *party) error {
 	if p.others != nil && !p.left {
 		return b.keep(ctx, inc, p)
@@ -628,27 +621,27 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 		return err
 	}
 	path := b.keeperPath(p)
-	for lost := error(nil); ; {
-		ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
-		if !p.left {
-			ops = append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1})
-		}
-		_, open, err := inc.MultiOpen(ctx, ops)
+	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
+	var lost error
+	if !p.left {
+		_, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
 		switch {
-		case session.IsNoNode(err) && !p.left:
-			// An earlier attempt was applied, or another client has deleted one of the two znodes.
-			if lost = p.remove(ctx, inc, open); lost != nil && !errors.Is(lost, session.ErrLost) {
-				return lost
-			}
-			continue
-		case err != nil && !session.IsNoNode(err):
-			return cmp.Or(lost, err)
-		case !p.left:
+		case err == nil:
 			p.left = true
 			p.hold.Left()
+			return nil
+		case !session.IsNoNode(err):
+			return err
 		}
-		return lost
+		// An earlier attempt was applied, or another client has deleted one of the two znodes.
+		if lost = p.remove(ctx, inc, open); lost != nil && !errors.Is(lost, session.ErrLost) {
+			return lost
+		}
 	}
+	if _, err := inc.Multi(ctx, ops...); err != nil && !session.IsNoNode(err) {
+		return cmp.Or(lost, err)
+	}
+	return lost
 }
 
 // awaitAll waits until the children of the room with these names are deleted. It sends one request

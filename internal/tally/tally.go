@@ -251,13 +251,10 @@ func (t *Tally) run() {
 		case err == nil && t.inc != nil && t.inc != inc:
 			continue // t.inc has ended since
 		case err == nil:
-			if !t.keep {
-				t.inc = inc
-			}
 			batch, err = t.apply(inc, batch)
 		}
 		if err != nil && !errors.Is(err, session.ErrEnded) {
-			t.finish(batch, err)
+			t.finish(err, batch...)
 			batch = nil
 		}
 	}
@@ -266,7 +263,7 @@ func (t *Tally) run() {
 // The method `repay` ends the changes of a batch whose tasks have ended with their session, and returns
 // the others. A change of which only some tasks are lost is reduced by these. No task of the present
 // era is lost.
-func (t *Tally) repay(batch []*change) (others []*change) {
+func (t *Tally) repay(batch []*change) []*change {
 	if t.inc != nil && !t.inc.Alive() {
 		if t.own.count > 0 {
 			t.lost += t.own.count
@@ -275,25 +272,21 @@ func (t *Tally) repay(batch []*change) (others []*change) {
 		}
 		t.own, t.inc = openTasks{}, nil
 	}
-	var repaid []*change
-	for _, c := range batch {
+	return slices.DeleteFunc(batch, func(c *change) bool {
 		if n := min(t.lost, -c.delta); n > 0 && c.era != t.era {
 			t.lost -= n
 			c.delta += n
 			c.repaid += n
 		}
 		if c.delta == 0 {
-			repaid = append(repaid, c)
-		} else {
-			others = append(others, c)
+			t.finish(nil, c)
 		}
-	}
-	t.finish(repaid, nil)
-	return others
+		return c.delta == 0
+	})
 }
 
 // The method `finish` reports the result `err` to the callers of the changes `cs`.
-func (t *Tally) finish(cs []*change, err error) {
+func (t *Tally) finish(err error, cs ...*change) {
 	for _, c := range cs {
 		switch c.err = err; {
 		case err == nil && c.repaid > 0:
@@ -326,7 +319,7 @@ func (t *Tally) apply(inc *session.Incarnation, batch []*change) (left []*change
 			c.delta = -open
 			left = append(left, c)
 		}
-		t.finish(fits, nil)
+		t.finish(nil, fits...)
 		return left, nil
 	case session.IsNoNode(err), session.IsBadVersion(err):
 		err = nil
@@ -385,7 +378,7 @@ func (t *Tally) fit(inc *session.Incarnation, batch []*change) (fits, left []*ch
 		fits = append(fits, left[i])
 		left = slices.Delete(left, i, i+1)
 	}
-	t.finish(left, ErrNegativeCounter)
+	t.finish(ErrNegativeCounter, left...)
 	return fits, nil, others, nil
 }
 
@@ -396,13 +389,15 @@ func (t *Tally) fit(inc *session.Incarnation, batch []*change) (fits, left []*ch
 func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (short int, err error) {
 	ctx := session.Finishing
 	own, next := t.own, max(t.own.count+sum, 0)
-	short = next - (t.own.count + sum)
+	short = next - (own.count + sum)
+	if next == own.count && short == 0 {
+		return 0, nil
+	}
 	var ops []any
 	switch {
-	case next == own.count:
 	case own.path != "":
 		ops = append(ops, own.set(next))
-	default:
+	case next > 0:
 		own = openTasks{path: session.ChildPath(t.dir, session.ProtectedName(session.NewGUID(), "tasks")), version: -1}
 		create := &zk.CreateRequest{Path: own.path, Data: []byte(strconv.Itoa(next)), Acl: t.m.Config.ACL, Flags: zk.FlagEphemeral}
 		if t.keep {
@@ -426,9 +421,6 @@ func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (sh
 			size += t.m.SizeOf(a.path, nil) + 32
 			ops = append(ops, a.set(a.count-k))
 		}
-	}
-	if len(ops) == 0 {
-		return short, nil
 	}
 	// At most one attempt is applied, now or later: all attempts expect the same versions, and no znode
 	// has the same path and version twice.
@@ -457,11 +449,12 @@ func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (sh
 		}
 		return 0, err
 	}
-	switch {
-	case next == 0:
-		t.own = openTasks{}
-	case next != t.own.count:
+	t.own, t.inc = openTasks{}, nil
+	if next > 0 {
 		t.own = openTasks{own.path, next, own.version + 1}
+		if !t.keep {
+			t.inc = inc
+		}
 	}
 	return short, nil
 }
