@@ -122,11 +122,11 @@ func (s *servers) one() {
 	var err error
 	if s.across {
 		s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/dir"}, ops: ops}
-		_, err = s.t.across(s.ctx, during)
+		_, err = s.t.apply(s.ctx, during)
 	} else {
 		err = during(func(inc client) error {
 			s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/", "/dir"}, ops: ops}
-			_, err := s.t.within(s.ctx, inc)
+			_, err := s.t.apply(s.ctx, func(f func(client) error) error { return f(inc) })
 			return err
 		})
 	}
@@ -142,7 +142,7 @@ func (s *servers) one() {
 	case err != nil && !excused:
 		s.Fail("not known, without a reason: %v", err)
 	}
-	for _, l := range slices.Concat(s.pool.idle["/"], s.pool.idle["/dir"]) {
+	for _, l := range s.pool.idle {
 		if name := "delete " + s.log(l.path); slices.ContainsFunc(s.late, func(l late) bool { return l.name == name }) {
 			s.Fail("a log is in the pool, and its deletion is under way")
 		}
@@ -171,8 +171,10 @@ func (s *servers) state(where string) string {
 	slices.Sort(late)
 	fmt.Fprint(&b, late)
 	for _, dir := range []string{"/", "/dir"} {
-		for _, l := range s.pool.idle[dir] {
-			fmt.Fprint(&b, " idle ", s.log(l.path), l.version)
+		for _, l := range s.pool.idle {
+			if l.dir == dir {
+				fmt.Fprint(&b, " idle ", s.log(l.path), l.version)
+			}
 		}
 		shut, _ := s.pool.shut.Load(dir)
 		fmt.Fprint(&b, shut)

@@ -36,7 +36,8 @@ type client interface {
 
 // The type `log` is a znode that only this client writes.
 type log struct {
-	path    string
+	dir     string
+	path    string    // in dir
 	version int32     // of the znode, before the transaction writes it
 	used    time.Time // when it was put into a pool
 }
@@ -107,9 +108,8 @@ type pool struct {
 	shut shared.Cache[bool] // true for directories in which the servers do not let us make or write logs
 
 	mu    sync.Mutex
-	idle  map[string][]*log // by directory; the logs of a directory are in the order of their last use
-	n     int               // the number of logs in `idle`
-	swept bool              // whether the function `sweep` is running
+	idle  []*log // in the order of their last use
+	swept bool   // whether the method `sweep` is running
 }
 
 func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
@@ -117,7 +117,7 @@ func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
 }
 
 func newPool(m *session.Manager, flags int32) *pool {
-	p := &pool{m: m, flags: flags, idle: make(map[string][]*log)}
+	p := &pool{m: m, flags: flags}
 	p.drop = p.delete
 	return p
 }
@@ -134,35 +134,35 @@ const (
 
 func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
 
-// The method `take` removes a log in `dir` from p, and returns the log, or nil if p has none there.
+// The method `take` removes the log in `dir` that was used last from p, and returns it, or nil if p has
+// none there.
 func (p *pool) take(dir string) *log {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := len(p.idle[dir])
-	if n == 0 {
-		return nil
+	for i, l := range slices.Backward(p.idle) {
+		if l.dir == dir {
+			p.idle = slices.Delete(p.idle, i, i+1)
+			return l
+		}
 	}
-	l := p.idle[dir][n-1]
-	p.idle[dir] = p.idle[dir][:n-1]
-	p.n--
-	return l
+	return nil
 }
 
 // The method `keep` puts l into the pool for another transaction, or deletes l. It deletes an ephemeral
 // log that is not at the root, because the directory of the log could not be deleted.
 func (p *pool) keep(inc client, l *log) {
-	dir := session.ParentPath(l.path)
-	if p.ephemeral() && dir != p.m.Full("/") {
-		p.drop(inc, l, false)
-		return
-	}
 	p.mu.Lock()
-	kept := len(p.idle[dir]) < MaxIdle && p.n < MaxIdleAll && l.version < lastVersion
+	beside := 0
+	for _, other := range p.idle {
+		if other.dir == l.dir {
+			beside++
+		}
+	}
+	kept := beside < MaxIdle && len(p.idle) < MaxIdleAll && l.version < lastVersion && (!p.ephemeral() || l.dir == p.m.Full("/"))
 	sweep := kept && !p.swept && !p.ephemeral()
 	if kept {
 		l.used = time.Now()
-		p.idle[dir] = append(p.idle[dir], l)
-		p.n++
+		p.idle = append(p.idle, l)
 	}
 	p.swept = p.swept || sweep
 	p.mu.Unlock()
@@ -178,90 +178,77 @@ func (p *pool) keep(inc client, l *log) {
 	}
 }
 
-// The function `old` removes from p, and returns, the logs that were last used at the time `until`
-// or before. If `more` is true, logs remain, and `next` is their earliest time of last use.
-func (p *pool) old(until time.Time) (paths []string, next time.Time, more bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for dir, ls := range p.idle {
-		n := 0
-		for n < len(ls) && !ls[n].used.After(until) {
-			paths = append(paths, ls[n].path)
-			n++
-		}
-		p.n -= n
-		if p.idle[dir] = ls[n:]; n == len(ls) {
-			delete(p.idle, dir)
-		} else if !more || ls[n].used.Before(next) {
-			next, more = ls[n].used, true
-		}
-	}
-	p.swept = more
-	return paths, next, more
-}
-
 // The method `sweep` deletes each log that no transaction has used for IdleTime. It returns when
 // the pool is empty. When the Session closes, sweep deletes all logs.
 func (p *pool) sweep(leaving <-chan struct{}) {
-	m := p.m
-	for over := false; ; {
-		until := time.Now().Add(-IdleTime)
-		if over {
-			until = until.Add(time.Hour)
+	for more := true; more; {
+		closing := session.IsClosed(leaving)
+		var paths []string
+		var next time.Time
+		p.mu.Lock()
+		for len(p.idle) > 0 && (closing || time.Since(p.idle[0].used) >= IdleTime) {
+			paths = append(paths, p.idle[0].path)
+			p.idle = p.idle[1:]
 		}
-		paths, next, more := p.old(until)
+		if more = len(p.idle) > 0; more {
+			next = p.idle[0].used.Add(IdleTime)
+		}
+		p.swept = more
+		p.mu.Unlock()
 		for some := range slices.Chunk(paths, 128) {
-			f := func() error {
-				return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, some...) })
-			}
-			if over {
-				f() // in this goroutine, because Close waits for it
-			} else if inc, err := m.Incarnation(session.Finishing); err == nil {
-				inc.Tidy(&session.Deletion{Paths: some, By: f})
+			if inc, err := p.m.Incarnation(session.Finishing); err == nil {
+				p.remove(inc, closing, some...)
 			}
 		}
-		if !more || over {
-			return
-		}
-		select {
-		case <-time.After(time.Until(next.Add(IdleTime))):
-		case <-leaving:
-			over = true
-		case <-m.Over:
-			return
+		if more {
+			select {
+			case <-time.After(time.Until(next)):
+			case <-leaving:
+			case <-p.m.Over:
+				return
+			}
 		}
 	}
 }
 
+// The method `remove` deletes persistent logs in the background, or in this goroutine if the Session
+// is closing, because Close waits for it. If this session ends first, the next session deletes them. If
+// the servers refuse the deletion, only this session tries it again.
+func (p *pool) remove(inc *session.Incarnation, closing bool, paths ...string) {
+	by := func() error {
+		return p.m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, paths...) })
+	}
+	if closing {
+		by()
+		return
+	}
+	inc.Tidy(&session.Deletion{Paths: paths, By: by})
+}
+
 // The method `delete` deletes l in the background. If `later` is true, a request that creates l may
-// still arrive, and delete first waits until it cannot. If this session ends first, the next session
-// deletes a persistent log. If the servers refuse that deletion, only this session tries it again.
+// still arrive, and delete first waits until it cannot.
 func (p *pool) delete(client client, l *log, later bool) {
 	inc, m := client.(*session.Incarnation), p.m
-	if p.ephemeral() {
+	switch {
+	case p.ephemeral():
 		// If the servers refuse the deletion, the client tries it again, because the session may live long.
 		d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
-		if session.ParentPath(l.path) != m.Full("/") {
+		if l.dir != m.Full("/") {
 			d.Await(session.ReleaseTime)
 		}
-		return
+	case !later:
+		p.remove(inc, false, l.path)
+	default:
+		leaving, done := m.BeforeClose()
+		m.Spawn(func() {
+			defer done()
+			select {
+			case <-time.After(2 * time.Duration(inc.Timeout.Load())):
+			case <-leaving: // the request that creates the znode has most likely arrived by now
+			case <-m.Over:
+				return
+			}
+			p.remove(inc, session.IsClosed(leaving), l.path)
+		})
 	}
-	d := &session.Deletion{Paths: []string{l.path}, MayStay: true, By: func() error {
-		return m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, l.path) })
-	}}
-	if !later {
-		inc.Tidy(d)
-		return
-	}
-	leaving, done := m.BeforeClose()
-	m.Spawn(func() {
-		defer done()
-		select {
-		case <-time.After(2 * time.Duration(inc.Timeout.Load())):
-			inc.Delete(d)
-		case <-leaving: // the request that creates the znode has most likely arrived by now
-			d.By()
-		case <-m.Over:
-		}
-	})
 }

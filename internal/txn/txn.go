@@ -49,7 +49,7 @@ type transaction struct {
 	open  bool               // an attempt got no reply, so it may have been applied, or may be applied later
 	why   error              // the error that t returns, unless an open attempt was applied
 	whyRs []zk.MultiResponse // the answers with this error, with that to the operation on the log
-	rs    []zk.MultiResponse // the answers to `ops` in the last attempt
+	rs    []zk.MultiResponse // the answers to `ops`
 }
 
 // Session applies `ops` in one transaction, exactly once, within one ZooKeeper session. If that
@@ -77,12 +77,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
-	return t.within(ctx, inc)
-}
-
-func (t *transaction) within(ctx context.Context, inc client) ([]zk.MultiResponse, error) {
-	err := t.during(ctx, inc)
-	return t.over(ctx, inc, err)
+	return t.apply(ctx, func(f func(client) error) error { return f(inc) })
 }
 
 // Across is a variant of [Session]: if a session ends, Across continues in the next session. The
@@ -102,25 +97,19 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	_, stay := m.BeforeClose()
 	defer stay()
 	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
-	return t.across(ctx, func(f func(client) error) error {
+	return t.apply(ctx, func(f func(client) error) error {
 		return m.During(ctx, func(inc *session.Incarnation) error { return f(inc) })
 	})
 }
 
-// The method `across` does the work of Across. The argument `during` calls a function in one session
-// after another, until that function returns nil or an error other than ErrEnded.
-func (t *transaction) across(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
-	var last client
-	err := during(func(inc client) error {
-		last = inc
+// The method `apply` applies t. The argument `during` calls a function in one session, or in one
+// session after another, until that function returns nil or an error other than ErrEnded.
+func (t *transaction) apply(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
+	var inc client
+	err := during(func(c client) error {
+		inc = c
 		return t.during(ctx, inc)
 	})
-	return t.over(ctx, last, err)
-}
-
-// The function `over` is called at the end of t, with the error of t. It returns the result for the
-// caller. It puts the log into the pool, or deletes it if an attempt is open.
-func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.MultiResponse, error) {
 	switch {
 	case t.log == nil:
 	case t.open:
@@ -129,13 +118,12 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 		t.pool.keep(inc, t.log)
 	}
 	switch {
-	case !t.open || err == nil:
+	case !t.open:
 	case errors.Is(err, session.ErrEnded):
 		err = inc.Loss()
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
-	case session.IsNoNode(err), session.IsNodeExists(err), session.IsBadVersion(err), errors.Is(err, session.ErrUnprotected),
-		session.OutcomeOf(err) != session.Unknown: // for example, the servers have refused to read the log
+	case session.OutcomeOf(err) != session.Unknown: // for example, the servers have refused the credentials meanwhile
 		err = fmt.Errorf("%w: %v", ErrUnknown, err) // %v: the caller must not take this error for the answer to its operations
 	default:
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -143,29 +131,37 @@ func (t *transaction) over(ctx context.Context, inc client, err error) ([]zk.Mul
 	return t.m.BareResponses(t.rs), err
 }
 
-// The function `during` makes attempts in one session, until it knows whether an attempt was
-// applied.
+// The method `during` makes attempts in one session, until it knows whether an attempt was applied.
 func (t *transaction) during(ctx context.Context, inc client) error {
 	for try := 0; ; {
-		if t.log == nil {
-			if err := t.begin(ctx, inc); err != nil || t.bare {
+		if t.log == nil && !t.bare {
+			if err := t.begin(ctx, inc); err != nil {
 				return err
 			}
 		}
-		rs, err := inc.AttemptMulti(ctx, append([]any{t.log.write()}, t.ops...))
+		ops, l := t.ops, t.log
+		if l != nil {
+			ops = append([]any{l.write()}, ops...)
+		}
+		rs, err := inc.AttemptMulti(ctx, ops)
 		t.open = t.open || session.OutcomeOf(err) == session.Unknown
-		t.rs = rs[min(1, len(rs)):]
 		switch {
-		case err == nil:
-			t.log.version++
-			t.open = false
-			return nil
+		case l == nil && t.open:
+			return fmt.Errorf("without permission to create beside it that cannot be found out: %w", err)
 		case session.OutcomeOf(err) != session.Answered:
 			if err := again(ctx, inc, try, err); err != nil {
 				return err
 			}
 			try++
 			continue
+		case l == nil:
+			t.rs = rs
+			return err
+		case err == nil:
+			t.rs = rs[1:]
+			l.version++
+			t.open = false
+			return nil
 		}
 		if t.open {
 			if applied, e := t.settle(ctx, inc, err, rs); e != nil || applied {
@@ -178,8 +174,17 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 			t.rs = rs[min(1, len(rs)):]
 			return err
 		}
-		if err := t.renew(inc, err); err != nil {
-			return err
+		// They refused the operation on the log, so t takes another log. If t has just created this log,
+		// and may not write it, the next log must be in another directory.
+		if t.log != nil && !session.IsNoNode(err) { // nil: settle has deleted it
+			t.pool.drop(inc, l, false)
+		}
+		t.log, t.why, t.whyRs = nil, nil, nil
+		if t.made && session.IsAnswer(err, zk.ErrNoAuth) {
+			if !t.pool.ephemeral() {
+				return err
+			}
+			t.pool.shut.Store(l.dir, true)
 		}
 	}
 }
@@ -213,13 +218,12 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 			return false, e
 		case stat == nil:
 			return false, fmt.Errorf("its log %s was deleted: %v", path, err)
-		case t.log.wrote(true, stat):
+		case t.log.wrote(true, stat), t.log.wrote(false, stat) && t.why != nil:
+			if applied = t.log.wrote(true, stat); applied {
+				t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
+			}
 			t.log.version, t.open = stat.Version, false
-			t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
-			return true, nil
-		case t.log.wrote(false, stat) && t.why != nil:
-			t.log.version, t.open = stat.Version, false
-			return false, nil
+			return applied, nil
 		case stat.Version != t.log.version:
 			return false, fmt.Errorf("its log %s was written by another: %v", path, err)
 		case deleted:
@@ -242,90 +246,62 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 // The method `begin` gives t a log: a log of the pool, or a new log in the first directory where
 // the servers permit a log. If they permit none, a transaction within one session is applied without
 // a log.
-func (t *transaction) begin(ctx context.Context, inc client) (err error) {
-	_, deletes := t.ops[0].(*zk.DeleteRequest)
-	across := !t.pool.ephemeral()
+func (t *transaction) begin(ctx context.Context, inc client) error {
+	across, suffix := !t.pool.ephemeral(), "txn" // tools recognize a log by its suffix
+	if across {
+		suffix = "receipt"
+	}
+	first, deletes := t.ops[0].(*zk.DeleteRequest)
 	if across && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
 		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
 	}
-	for _, dir := range t.dirs {
+	for try, i := 0, 0; i < len(t.dirs); {
+		dir, err := t.dirs[i], zk.ErrNoAuth
 		if t.log, t.made = t.pool.take(dir), false; t.log != nil {
 			return nil
 		}
-		shut, _ := t.pool.shut.Load(dir)
-		if err, t.made = zk.ErrNoAuth, true; !shut {
-			if t.log, err = t.make(ctx, inc, dir); err == nil || across || session.OutcomeOf(err) != session.Answered {
-				return err
-			}
-			if session.IsAnswer(err, zk.ErrNoAuth) {
-				t.pool.shut.Store(dir, true)
-			}
+		l := &log{dir: dir, path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), suffix))}
+		if shut, _ := t.pool.shut.Load(dir); !shut {
+			_, err = inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		}
-	}
-	if across {
-		return err
-	}
-	t.bare = true
-	return t.once(ctx, inc)
-}
-
-// The method `make` creates a log in `dir`, and returns the log.
-func (t *transaction) make(ctx context.Context, inc client, dir string) (*log, error) {
-	suffix := "receipt" // tools recognize a log by its suffix
-	if t.pool.ephemeral() {
-		suffix = "txn"
-	}
-	for try := 0; ; {
-		l := &log{path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), suffix))}
-		_, err := inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		if session.OutcomeOf(err) == session.Unknown {
 			t.pool.drop(inc, l, true) // the request that creates l may still arrive
 		}
 		switch {
 		case err == nil:
-			return l, nil
+			t.log, t.made = l, true
+			return nil
 		case session.OutcomeOf(err) != session.Answered:
 			if err := again(ctx, inc, try, err); err != nil {
-				return nil, err
+				return err
 			}
 			try++
-		case !session.IsNoNode(err) || t.pool.ephemeral() && dir != t.m.Full("/"):
-			return nil, err
-		default:
-			if first, ok := t.ops[0].(*zk.DeleteRequest); ok && !t.pool.ephemeral() {
+		case session.IsNoNode(err) && (across || dir == t.m.Full("/")):
+			if across && deletes {
 				// If the znode that t deletes does not exist, create no container: the servers
 				// never remove a container that has had no child.
 				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
 				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: the znode exists
 					t.rs = rs
-					return nil, err
+					return err
 				}
 			}
 			if err := inc.MakeDir(ctx, session.Dir{Path: dir}); err != nil {
-				return nil, err
+				return err
 			}
-		}
-	}
-}
-
-// The function `once` applies t without a log. It sends t only once, but tries again if it could
-// not send t.
-func (t *transaction) once(ctx context.Context, inc client) error {
-	for try := 0; ; try++ {
-		rs, err := inc.AttemptMulti(ctx, t.ops)
-		t.rs, t.open = rs, session.OutcomeOf(err) == session.Unknown
-		if session.OutcomeOf(err) == session.Answered {
+		case across:
 			return err
-		}
-		if e := again(ctx, inc, try, err); e != nil {
-			return e
-		}
-		if t.open {
-			return fmt.Errorf("without permission to create beside it that cannot be found out: %w", err)
+		default:
+			if session.IsAnswer(err, zk.ErrNoAuth) {
+				t.pool.shut.Store(dir, true)
+			}
+			i++
 		}
 	}
+	t.bare = true
+	return nil
 }
 
 // The function `again` is called when an attempt has got no answer. It waits until the next attempt
@@ -338,25 +314,4 @@ func again(ctx context.Context, inc client, try int, err error) error {
 		return session.CtxErr(ctx)
 	}
 	return inc.Pause(ctx, try)
-}
-
-// The method `renew` drops the log of t, so that t takes another log. The argument `err` is the
-// servers' answer to the operation on the log. If t has created that log and still has no
-// permission to write it, the next log must be in another directory.
-func (t *transaction) renew(inc client, err error) error {
-	l := t.log
-	t.log, t.why, t.whyRs = nil, nil, nil
-	if l == nil { // settle has deleted it
-		return nil
-	}
-	if !session.IsNoNode(err) {
-		t.pool.drop(inc, l, false)
-	}
-	if session.IsAnswer(err, zk.ErrNoAuth) && t.made {
-		if !t.pool.ephemeral() {
-			return err
-		}
-		t.pool.shut.Store(session.ParentPath(l.path), true)
-	}
-	return nil
 }
