@@ -406,7 +406,7 @@ func (w *ensemble) state() string {
 		}
 	}
 	b = append(b, '|')
-	num(moment(v.Sure), moment(v.tried), int(v.least), int(v.lower), int(v.timeout), rank(v.conn))
+	num(moment(v.Sure), moment(v.tried), int(v.least), int(v.granted), int(v.timeout), rank(v.conn))
 	yes(v.handshake != nil)
 	for _, c := range v.seen {
 		b = append(b, 's')

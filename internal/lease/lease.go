@@ -29,6 +29,7 @@ type Lease struct {
 	Heard Instant  // sending time of the newest answered packet, or of a later part of a long packet; zero before the first reply
 
 	timeout time.Duration // of the session
+	granted time.Duration // by the server of the present connection; the timeout from the confirmation of `handshake` on
 	events  int64         // counts the packets sent and the replies; orders packets with equal times
 	conn    int64         // the value that `events` had when the present connection began
 
@@ -36,7 +37,6 @@ type Lease struct {
 	// has received the handshake, the leader may use a timeout as short as `least`.
 	tried *Instant
 	least time.Duration
-	lower time.Duration // the session timeout from the confirmation of `handshake` on; 0 if the timeout does not change then
 
 	// Of the present connection, each oldest first:
 	handshake *Stamp    // the handshake that continued the session; nil after it is confirmed
@@ -92,7 +92,7 @@ func (v *Lease) gap() time.Duration { return v.timeout / 40 * 11 }
 func (v *Lease) belief() time.Duration { return v.timeout / 10 * 9 }
 
 // New returns the lease of a new session. The client will ask the server to grant this timeout.
-func New(timeout time.Duration) Lease { return Lease{timeout: timeout} }
+func New(timeout time.Duration) Lease { return Lease{timeout: timeout, granted: timeout} }
 
 // Confirmed returns the time until the session is no longer confirmed. The result may be negative.
 func (v *Lease) Confirmed(now time.Time) time.Duration {
@@ -110,10 +110,7 @@ func (v *Lease) Confirmed(now time.Time) time.Duration {
 // session with holds is abandoned when it is no longer confirmed. A session without holds is
 // abandoned after `patience`, a share of the timeout.
 func (v *Lease) Left(now time.Time, holds bool) time.Duration {
-	timeout := v.timeout
-	if v.lower > 0 {
-		timeout = v.lower
-	}
+	timeout := min(v.timeout, v.granted)
 	switch {
 	case holds:
 		return v.Confirmed(now)
@@ -142,22 +139,18 @@ func (v *Lease) Connected(asked time.Time, isNew bool, timeout time.Duration) {
 	if v.tried != nil && v.tried.Mono.Equal(asked) {
 		v.tried = nil // this reply grants `timeout`, so `least` no longer matters
 	}
-	switch {
-	case isNew:
+	stamp := v.Sending(asked)
+	v.granted, v.conn = timeout, stamp.event
+	v.handshake, v.pending, v.seen, v.carried = nil, false, nil, nil
+	if isNew {
 		v.timeout = timeout
 		v.confirm(asked)
-	case timeout < v.timeout:
-		// If the server that renewed the session was still the leader, the shorter timeout is valid from
-		// now on. If not, the earlier confirmation is still valid, with the longer timeout.
-		v.Trying(asked, timeout)
-		v.lower = timeout
+		return
 	}
-	v.events++
-	v.conn = v.events
-	v.handshake, v.pending, v.seen, v.carried = nil, false, nil, nil
-	if !isNew {
-		v.handshake = &Stamp{asked, v.events}
-	}
+	// If the server that renewed the session was still the leader, a shorter timeout is valid from now
+	// on. If not, the earlier confirmation is still valid, with the longer timeout.
+	v.Trying(asked, timeout)
+	v.handshake = &stamp
 }
 
 // Confirming is called if the client sends a confirming write together with the present handshake.
@@ -191,9 +184,7 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 		// earlier unanswered handshake reached the leader before this one, or is lost. design.md names
 		// the exception.
 		v.handshake, v.tried = nil, nil
-		if v.lower > 0 {
-			v.timeout, v.lower = v.lower, 0
-		}
+		v.timeout = min(v.timeout, v.granted)
 	}
 	// Step 3: s is the request after the write. A sync counts only while the session is confirmed: later,
 	// the leader may have begun to end the session, and such a leader still answers syncs.
