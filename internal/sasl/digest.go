@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -61,14 +62,14 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 	case challenge == nil:
 		return nil, errors.New("the server has refused the credentials, or did not prove that it knows the password")
 	}
-	given, err := parseDirectives(string(challenge))
+	given, realms, err := parseDirectives(string(challenge))
 	if err != nil {
 		return nil, err
 	}
 	if d.proof == "" {
-		return d.respond(given)
+		return d.respond(given, realms)
 	}
-	if subtle.ConstantTimeCompare([]byte(last(given["rspauth"])), []byte(d.proof)) != 1 {
+	if subtle.ConstantTimeCompare([]byte(given["rspauth"]), []byte(d.proof)) != 1 {
 		return nil, errors.New("the server has not proved that it knows the password")
 	}
 	d.begun, d.proof = false, ""
@@ -76,20 +77,19 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 }
 
 // The method `respond` returns the response to a challenge.
-func (d *digest) respond(given map[string][]string) ([]byte, error) {
-	nonce := last(given["nonce"])
-	offered := strings.Fields(strings.ReplaceAll(strings.Join(given["qop"], " "), ",", " "))
-	switch alg := last(given["algorithm"]); {
+func (d *digest) respond(given map[string]string, realms []string) ([]byte, error) {
+	nonce, alg, qop := given["nonce"], given["algorithm"], given["qop"]
+	switch {
 	case nonce == "":
 		return nil, errors.New("the challenge has no nonce")
 	case alg != "md5-sess":
 		return nil, fmt.Errorf("the challenge asks for the algorithm %q; want md5-sess", alg)
-	case len(given["qop"]) > 0 && !slices.Contains(offered, "auth"):
+	case qop != "" && !slices.Contains(strings.Fields(strings.ReplaceAll(qop, ",", " ")), "auth"):
 		return nil, errors.New("the challenge does not offer qop=auth")
 	}
 	realm := digestRealm
-	if offered := given["realm"]; len(offered) > 0 && !slices.Contains(offered, realm) {
-		realm = offered[0]
+	if len(realms) > 0 && !slices.Contains(realms, realm) {
+		realm = realms[0]
 	}
 	cnonce := d.nonce()
 	key := digestKey(d.user, realm, d.password, nonce, cnonce)
@@ -141,57 +141,26 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// The function `last` returns the last of `values`, or "".
-func last(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[len(values)-1]
-}
-
-// parseDirectives parses a list of name=value, separated by commas. A value may be quoted. The
-// result maps each name to its values, in order.
-func parseDirectives(s string) (map[string][]string, error) {
+// parseDirectives parses a list of name=value, separated by commas. A value may be quoted. Only a
+// realm may have several values.
+func parseDirectives(s string) (d map[string]string, realms []string, err error) {
 	const most = 4096
 	if len(s) > most {
-		return nil, fmt.Errorf("a challenge of %d bytes", len(s))
+		return nil, nil, fmt.Errorf("a challenge of %d bytes", len(s))
 	}
-	d := make(map[string][]string)
-	for s = strings.Trim(s, ", \t\r\n"); s != ""; s = strings.TrimLeft(s, ", \t\r\n") {
-		name, rest, ok := strings.Cut(s, "=")
-		name = strings.ToLower(strings.TrimSpace(name))
-		if !ok || name == "" {
-			return nil, errors.New("a malformed challenge")
+	directive := regexp.MustCompile(`(?s)^([^=]*[^=\s])\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^"\s,][^,]*)?(?:,|$))[\s,]*`)
+	escaped := regexp.MustCompile(`(?s)\\(.)`)
+	d = make(map[string]string)
+	for s = strings.Trim(s, ", \t\r\n"); s != ""; {
+		m := directive.FindStringSubmatch(s)
+		if m == nil {
+			return nil, nil, errors.New("a malformed challenge")
 		}
-		var value string
-		if rest = strings.TrimLeft(rest, " \t"); strings.HasPrefix(rest, `"`) {
-			if value, s, ok = unquote(rest[1:]); !ok {
-				return nil, errors.New("a challenge with an open quote")
-			}
-		} else if i := strings.IndexByte(rest, ','); i >= 0 {
-			value, s = strings.TrimSpace(rest[:i]), rest[i:]
-		} else {
-			value, s = strings.TrimSpace(rest), ""
+		name := strings.ToLower(m[1])
+		if d[name] = escaped.ReplaceAllString(m[2], "$1") + strings.TrimSpace(m[3]); name == "realm" {
+			realms = append(realms, d[name])
 		}
-		d[name] = append(d[name], value)
+		s = s[len(m[0]):]
 	}
-	return d, nil
-}
-
-// The function `unquote` splits `s` at its closing quote. It returns the text before the quote, and
-// the text after it.
-func unquote(s string) (text, rest string, ok bool) {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		switch s[i] {
-		case '"':
-			return b.String(), s[i+1:], true
-		case '\\':
-			if i++; i == len(s) {
-				return "", "", false
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return "", "", false
+	return d, realms, nil
 }

@@ -22,7 +22,7 @@ type Mechanism interface {
 type Client struct {
 	m     Mechanism
 	begin func() Mechanism // returns the mechanism of one exchange
-	turn  chan struct{}    // has an element while no exchange uses m; nil if `begin` returns a new mechanism each time
+	turn  chan struct{}    // has an element while an exchange uses m; nil if `begin` returns a new mechanism each time
 }
 
 // NewClient returns a client that uses m. It returns nil if m is nil. If m can make several exchanges
@@ -31,13 +31,12 @@ func NewClient(m Mechanism) *Client {
 	if m == nil {
 		return nil
 	}
-	c := &Client{m: m}
+	c := &Client{m: m, begin: func() Mechanism { return m }}
 	if e, ok := m.(interface{ Exchange() Mechanism }); ok {
 		c.begin = e.Exchange
-		return c
+	} else {
+		c.turn = make(chan struct{}, 1)
 	}
-	c.begin, c.turn = func() Mechanism { return m }, make(chan struct{}, 1)
-	c.turn <- struct{}{}
 	return c
 }
 
@@ -64,7 +63,7 @@ const grace = time.Second
 func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server string, send func(token []byte) ([]byte, error)) error {
 	if c.turn != nil {
 		select {
-		case <-c.turn:
+		case c.turn <- struct{}{}:
 		case <-ctx.Done():
 			return fmt.Errorf("SASL %s: an earlier exchange has not ended: %w", c.m.Name(), context.Cause(ctx))
 		}
@@ -74,7 +73,7 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 		defer close(back)
 		done <- c.exchange(server, send)
 		if c.turn != nil {
-			c.turn <- struct{}{}
+			<-c.turn
 		}
 	}()
 	// If both cases are ready, either is correct. Success comes only through the channel `done`.
