@@ -126,38 +126,37 @@ type Conn struct {
 	s        *Shared
 	r        *bufio.Reader // reads from Conn; only the reading goroutine uses it
 	head     [replyHeader]byte
-	body     []byte // of the last reply; only the reading goroutine uses it
+	body     []byte    // of the last reply; only the reading goroutine uses it
+	arrived  time.Time // when the last packet began to arrive; only the reading goroutine uses it
 
 	id        int64         // of the session
 	timeout   time.Duration // of the session; set under mu, and does not change after the handshake
 	asked     time.Time     // the time at which the handshake was sent
 	trip      time.Duration // the time from `asked` to the reply
-	began     atomic.Bool   // the handshake is over, and the connection takes requests
+	by        time.Time     // the time at which the handshake must be over; never changed
+	timer     *time.Timer   // calls `expire`; never changed
 	ends      atomic.Bool   // the client has asked the server to end a session
 	closeOnce sync.Once
 	closed    chan struct{} // closed by Close
-
-	wmu   sync.Mutex // held while a packet gets its place in the order; locked before Watches.Mu
-	out   []byte     // packets that are not written yet; guarded by wmu
-	spare []byte     // an empty buffer for the next packets; guarded by wmu
-	busy  bool       // a goroutine is writing packets taken from `out`; guarded by wmu
-	more  chan struct{}
+	more      chan struct{} // has a token if the goroutine of `write` must look for packets
 
 	granted  int  // number of credentials that the server has accepted; only the reading goroutine uses it
 	setAgain int  // number of replies to setWatches; only the reading goroutine uses it
 	useful   bool // the server has executed a request; only the reading goroutine uses it
 
-	mu       sync.Mutex // guards the fields below; locked before the session's own locks
+	mu       sync.Mutex // guards the fields below, and the order of the packets; locked before the session's own locks
+	began    bool       // the handshake is over, and the connection takes requests
+	over     bool       // all requests without a reply have failed, and the connection takes no more
+	out      []byte     // packets that are not written yet
+	spare    []byte     // an empty buffer for the next packets
+	busy     bool       // a goroutine is writing packets taken from `out`
 	sent     []sentInfo // requests, oldest first; the first `answered` elements are empty, because they have a reply
 	answered int
 	pings    []lease.Stamp // pings without a reply, oldest first
-	over     bool          // all requests without a reply have failed, and the connection takes no more
 	since    time.Time     // see owedLocked
 	timed    bool          // a timer will call nudge
-	by       time.Time     // the time at which the handshake must be over; never changed
 	heard    time.Time     // the time of the last reply
 	went     time.Time     // the time of the last stride, in either direction
-	timer    *time.Timer   // calls `expire`; never changed
 	hung     bool          // `expire` has closed the connection
 }
 
@@ -248,11 +247,8 @@ func (c *Conn) end() (lost []Request) {
 
 // Send sends requests, one directly after the other. If the connection does not accept requests, for
 // example because it has just ended, all of them fail with ErrUnsent, and Send returns false.
-func (c *Conn) Send(rs ...Request) (ok bool) {
-	var mine []byte
-	if c.began.Load() { // before that, `put` would wait for wmu: the handshake holds wmu even while the server is silent
-		mine, ok = c.put(rs)
-	}
+func (c *Conn) Send(rs ...Request) bool {
+	mine, ok := c.put(rs)
 	if mine != nil {
 		c.writeOut(mine)
 	}
@@ -273,11 +269,9 @@ const directly = 4 << 10
 // with the handshake. So the socket's buffer is empty, and the caller's write does not block, even if
 // the server reads nothing more. The goroutine of `write` writes requests that are added meanwhile.
 func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || c.s.Ctx.Err() != nil {
+	if !c.began || c.over || c.s.Ctx.Err() != nil {
 		return nil, false
 	}
 	alone := !c.busy && len(c.out)+len(c.openLocked())+len(c.pings) == 0
@@ -337,16 +331,18 @@ func (c *Conn) write() {
 				c.RemoveWatch(key)
 			}
 		case <-ticker.C:
-			c.ping()
+			c.mu.Lock()
+			c.pingLocked()
+			c.mu.Unlock()
 		case <-c.closed:
 			return
 		}
 		var p []byte
-		c.wmu.Lock()
+		c.mu.Lock()
 		if !c.busy && len(c.out) > 0 { // a goroutine that is writing calls wroteLocked at its end
 			p = c.takeLocked()
 		}
-		c.wmu.Unlock()
+		c.mu.Unlock()
 		if p != nil {
 			c.writeOut(p)
 		}
@@ -361,8 +357,8 @@ func (c *Conn) writeOut(p []byte) {
 		// the reader can read the server's last packets, which may give the reason.
 		time.AfterFunc(lastWords, c.Close)
 	}
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if cap(p) <= keptBuffer {
 		c.spare = p[:0]
 	}
@@ -381,14 +377,13 @@ func strideOf(n int) int { return max(stride, n/64) }
 
 // writeAll writes `p`, in strides.
 func (c *Conn) writeAll(p []byte) error {
-	for step := strideOf(len(p)); len(p) > step; p = p[step:] {
-		if _, err := c.Conn.Write(p[:step]); err != nil {
+	for step := strideOf(len(p)); ; p = p[step:] {
+		n := min(step, len(p))
+		if _, err := c.Conn.Write(p[:n]); err != nil || n == len(p) {
 			return err
 		}
 		c.moved()
 	}
-	_, err := c.Conn.Write(p)
-	return err
 }
 
 // The method `moved` is called after each stride of a long packet, except the last stride that is
@@ -410,35 +405,13 @@ func (c *Conn) Read() error {
 	}
 }
 
-// The method `begin` appends the header of a request that the connection itself makes. The caller
-// holds wmu, or is in the handshake, in which no other goroutine uses the connection.
-func (c *Conn) begin(p []byte, op int32) []byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// requestLocked appends to `out` a request that the connection itself makes.
+func (c *Conn) requestLocked(op int32, body []byte) {
 	xid := c.s.NextXid()
-	if !c.over {
-		c.awaitLocked(sentInfo{xid: xid, at: c.s.Sending(), op: op})
-	}
-	return wire.AppendHeader(p, xid, op)
-}
-
-func (c *Conn) ping() {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	c.mu.Lock()
-	c.pings = append(c.pings, c.s.Sending())
-	c.mu.Unlock()
-	c.out = append(c.out, wire.EndPacket(wire.AppendHeader(nil, wire.XidPing, wire.OpPing))...)
+	c.awaitLocked(sentInfo{xid: xid, at: c.s.Sending(), op: op})
+	c.out = append(c.out, wire.EndPacket(append(wire.AppendHeader(nil, xid, op), body...))...)
 	c.wroteLocked()
 }
-
-// A ping is sent early if no reply to a request comes for longer than `late` and the round trip of
-// the handshake.
-//
-// Before ZooKeeper 3.8.1, a follower sometimes notices that a request is committed only when it
-// receives the next request (ZOOKEEPER-4537). If no other client sends one, that is this client's
-// next ping. The other pings keep their times, and `expire` takes no account of an early ping.
-const late = 100 * time.Millisecond
 
 // awaitLocked records a request that is about to be sent.
 func (c *Conn) awaitLocked(info sentInfo) {
@@ -450,6 +423,14 @@ func (c *Conn) awaitLocked(info sentInfo) {
 
 // openLocked returns the requests without a reply, oldest first.
 func (c *Conn) openLocked() []sentInfo { return c.sent[c.answered:] }
+
+// A ping is sent early if no reply to a request comes for longer than `late` and the round trip of
+// the handshake.
+//
+// Before ZooKeeper 3.8.1, a follower sometimes notices that a request is committed only when it
+// receives the next request (ZOOKEEPER-4537). If no other client sends one, that is this client's
+// next ping. The other pings keep their times, and `expire` takes no account of an early ping.
+const late = 100 * time.Millisecond
 
 // owedLocked records that from `now` on, the server owes the reply to a request. At most one early
 // ping follows each call, however many requests wait.
@@ -463,27 +444,28 @@ func (c *Conn) owedLocked(now time.Time) {
 // The method `nudge` sends an early ping if one is due, or sets the timer again.
 func (c *Conn) nudge() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	wait, owed := late+c.trip-time.Since(c.since), len(c.openLocked()) > 0
-	if !c.began.Load() {
-		wait = late // the handshake holds wmu
-	}
 	if c.timed = owed && wait > 0; c.timed {
 		time.AfterFunc(wait, c.nudge)
+	} else if owed {
+		c.pingLocked()
 	}
-	c.mu.Unlock()
-	if owed && wait <= 0 {
-		c.ping()
-	}
+}
+
+func (c *Conn) pingLocked() {
+	c.pings = append(c.pings, c.s.Sending())
+	c.out = append(c.out, wire.EndPacket(wire.AppendHeader(nil, wire.XidPing, wire.OpPing))...)
+	c.wroteLocked()
 }
 
 // Bye asks the server to end the session.
 func (c *Conn) Bye() {
 	c.ends.Store(true)
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	c.out = append(c.out, wire.EndPacket(c.begin(nil, wire.OpCloseSession))...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requestLocked(wire.OpCloseSession, nil)
 	c.s.Requests.Add(1)
-	c.wroteLocked()
 }
 
 // replyHeader is the size of the header of every packet from a server: length, xid, zxid and
@@ -493,16 +475,7 @@ const replyHeader = 20
 // nextPacket reads and processes a packet. If it returns an error, this packet and all later ones
 // are dropped.
 func (c *Conn) nextPacket() error {
-	if _, err := io.ReadFull(c.r, c.head[:]); err != nil {
-		return err
-	}
-	size := int32(binary.BigEndian.Uint32(c.head[:]))
-	if size < replyHeader-4 || size > wire.MaxReply {
-		return fmt.Errorf("%w: packet of %d bytes", ErrProtocol, size)
-	}
-	xid, code := int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))
-	now, n := time.Now(), int(size)-(replyHeader-4)
-	body, err := c.readBody(n, xid)
+	xid, code, body, err := c.readPacket()
 	if err != nil {
 		return err
 	}
@@ -516,7 +489,15 @@ func (c *Conn) nextPacket() error {
 	}
 	switch xid {
 	case wire.XidEvent:
-		return c.event(body)
+		scan := wire.Scanner{Rest: body}
+		t := zk.EventType(scan.Int32())
+		scan.Int32() // the state of the server
+		path := scan.String()
+		if scan.Bad || t < zk.EventNodeCreated || t > zk.EventNodeChildrenChanged {
+			return fmt.Errorf("%w: event of type %d", ErrProtocol, t)
+		}
+		c.s.Watches.Fire(t, path)
+		return nil
 	case wire.XidAuth:
 		if code != 0 {
 			return zk.ErrAuthFailed // the client does not try again
@@ -537,7 +518,7 @@ func (c *Conn) nextPacket() error {
 		c.useful = true
 		c.s.Served()
 	}
-	return c.received(xid, code, body, now)
+	return c.received(xid, code, body, c.arrived)
 }
 
 // Lasting is the least life of a connection that the client replaces without a pause.
@@ -545,9 +526,6 @@ const Lasting = time.Second
 
 // Age returns the time since the handshake was sent.
 func (c *Conn) Age() time.Duration { return time.Since(c.asked) }
-
-// maxDisowned limits how many connections in a row may end because of [Conn.disowned].
-const maxDisowned = 3
 
 // A server may reply that the session has moved or has expired. It has not executed the request, and
 // gives the same reply to all later requests on this connection. If the session has moved, because
@@ -561,34 +539,41 @@ func (c *Conn) disowned() bool {
 	if c.Age() >= Lasting {
 		c.s.disowned = 0
 	}
-	if c.s.disowned == maxDisowned {
-		return false
-	}
 	c.s.disowned++
-	return true
+	return c.s.disowned <= 3
 }
 
-// readBody reads the n bytes of the packet with this xid. The bytes are valid until the next
-// packet.
-func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
-	body, step := c.body[:0], strideOf(n)
+// readPacket reads a packet. The body is valid until the next packet.
+func (c *Conn) readPacket() (xid, code int32, body []byte, err error) {
+	if _, err := io.ReadFull(c.r, c.head[:4]); err != nil {
+		return 0, 0, nil, err
+	}
+	c.arrived = time.Now()
+	size := int32(binary.BigEndian.Uint32(c.head[:]))
+	if size < replyHeader-4 || size > wire.MaxReply {
+		return 0, 0, nil, fmt.Errorf("%w: packet of %d bytes", ErrProtocol, size)
+	}
+	if _, err := io.ReadFull(c.r, c.head[4:]); err != nil {
+		return 0, 0, nil, err
+	}
+	xid, code = int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))
+	n := int(size) - (replyHeader - 4)
 	strides := c.r.Buffered() < n && xid != wire.XidEvent // an event does not show that the server receives the client's packets
 	if strides {
 		c.moved() // the first stride of a packet that has begun to arrive has the usual time
 	}
-	switch {
-	case n > wire.MaxAhead: // a server may announce any size, so allocate only as the bytes come
-		body = make([]byte, 0, keptBuffer)
-	case n > cap(body):
-		body = make([]byte, 0, n)
+	ahead := n
+	if n > wire.MaxAhead { // a server may announce any size, so allocate only as the bytes come
+		ahead = keptBuffer
 	}
+	body = slices.Grow(c.body[:0], ahead)
 	for len(body) < n {
 		if len(body) == cap(body) {
-			body = append(make([]byte, 0, min(n, 4*cap(body))), body...)
+			body = slices.Grow(body, min(n-len(body), 3*len(body)))
 		}
-		more := body[len(body):min(n, cap(body), len(body)+step)]
+		more := body[len(body):min(n, cap(body), len(body)+strideOf(n))]
 		if _, err := io.ReadFull(c.r, more); err != nil {
-			return nil, err
+			return 0, 0, nil, err
 		}
 		if body = body[:len(body)+len(more)]; strides {
 			c.moved()
@@ -597,19 +582,7 @@ func (c *Conn) readBody(n int, xid int32) ([]byte, error) {
 	if cap(body) <= keptBuffer {
 		c.body = body
 	}
-	return body, nil
-}
-
-func (c *Conn) event(body []byte) error {
-	s := wire.Scanner{Rest: body}
-	t := zk.EventType(s.Int32())
-	s.Int32() // the state of the server
-	path := s.String()
-	if s.Bad || t < zk.EventNodeCreated || t > zk.EventNodeChildrenChanged {
-		return fmt.Errorf("%w: event of type %d", ErrProtocol, t)
-	}
-	c.s.Watches.Fire(t, path)
-	return nil
+	return xid, code, body, nil
 }
 
 // The method `received` processes every packet except events, in the reading goroutine. The
@@ -640,6 +613,14 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	if len(c.openLocked()) > 0 {
 		c.owedLocked(now)
 	}
+	if info.flags {
+		// The server has set the watch even if the reply is malformed. The reply to each of these reads ends
+		// with a Stat, and a Stat ends with the owner of the znode, two counts and a zxid. RemoveWatch must
+		// find either the request in `sent`, or the watch.
+		at := len(body) - 24
+		ours := code == 0 && at >= 0 && int64(binary.BigEndian.Uint64(body[at:])) == c.id
+		c.s.Watches.answered(WatchKey{info.op, info.r.Path()}, code, ours)
+	}
 	c.mu.Unlock()
 	if i < 0 {
 		return nil // the reply to credentials or setWatches, which are not in `sent`
@@ -647,13 +628,8 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 	if info.r == nil {
 		return c.own(info, code, now)
 	}
-	if zxid := int64(binary.BigEndian.Uint64(c.head[8:])); zxid > c.s.replied.Load() {
-		c.s.replied.Store(zxid)
-	}
-	if info.flags {
-		// This call comes first because the server has set the watch even if the reply is malformed.
-		c.s.Watches.answered(WatchKey{info.op, info.r.Path()}, code, ownerOf(code, body) == c.id)
-	}
+	zxid := int64(binary.BigEndian.Uint64(c.head[8:]))
+	c.s.replied.Store(max(zxid, c.s.replied.Load()))
 	// Watches and the lease must be updated before Finish lets the caller continue.
 	whole, ok := info.r.Reply(code, body)
 	if !ok {
@@ -662,8 +638,13 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		return err
 	}
 	c.s.Answered(info.at, lease.ProofOf(info.op, whole), now)
-	if c.s.Deleted != nil {
-		c.deleted(info, whole)
+	if c.s.Deleted != nil && (whole == 0 || whole == wire.CodeNoNode && info.op == wire.OpDelete) {
+		if whole != 0 {
+			zxid = 0 // it is unknown: an earlier delete whose reply was lost has deleted the znode
+		}
+		for _, path := range info.r.Deletes() {
+			c.s.Deleted(path, zxid)
+		}
 	}
 	info.r.Finish()
 	return nil
@@ -697,43 +678,25 @@ func (c *Conn) own(info sentInfo, code int32, now time.Time) error {
 	return nil
 }
 
-// The method `deleted` records a deletion in the trace. If the znode does not exist, an earlier
-// delete whose reply was lost has deleted it. Then the zxid is unknown.
-func (c *Conn) deleted(info sentInfo, code int32) {
-	zxid := int64(binary.BigEndian.Uint64(c.head[8:]))
-	switch {
-	case code == 0:
-	case code == wire.CodeNoNode && info.op == wire.OpDelete:
-		zxid = 0
-	default:
-		return
-	}
-	for _, path := range info.r.Deletes() {
-		c.s.Deleted(path, zxid)
-	}
-}
-
 // RemoveWatch asks the server to remove a watch, unless the watch has a waiter again.
 //
-// RemoveWatch holds wmu until the removal has its place in the order. So a read that sets the watch
-// again is sent after the removal. It holds mu until the watch is dropped, so that the next connection
-// has not set the watch again before.
+// RemoveWatch holds mu until the removal has its place in the order. So a read that sets the watch
+// again is sent after the removal, and the next connection has not set the watch again before.
 func (c *Conn) RemoveWatch(key WatchKey) {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
 	c.mu.Lock()
-	removes := !c.over && c.s.Watches.forget(key)
-	c.mu.Unlock()
-	if !removes {
+	defer c.mu.Unlock()
+	// The removal would also remove the watch of an unanswered read. The reply makes an idle watch again.
+	asked := slices.ContainsFunc(c.openLocked(), func(info sentInfo) bool {
+		return info.flags && info.r.Path() == key.Path && (info.op == WatchChildren) == (key.Kind == WatchChildren)
+	})
+	if c.over || asked || !c.s.Watches.forget(key) {
 		return
 	}
-	p := wire.AppendString(c.begin(nil, wire.OpRemoveWatches), key.Path)
 	kind := int32(2) // of data watches, and of watches by an exists request
 	if key.Kind == WatchChildren {
 		kind = 1
 	}
-	c.out = append(c.out, wire.EndPacket(wire.AppendInt32(p, kind))...)
-	c.wroteLocked()
+	c.requestLocked(wire.OpRemoveWatches, wire.AppendInt32(wire.AppendString(nil, key.Path), kind))
 	c.s.Requests.Add(1)
 }
 
@@ -747,19 +710,14 @@ func (c *Conn) silence() time.Duration { return time.Duration(float64(c.timeout)
 func (c *Conn) expire() {
 	c.mu.Lock()
 	due := c.by
-	if c.began.Load() {
+	if c.began {
 		due = c.heard
-		if open := c.openLocked(); len(open) > 0 {
-			if at := open[0].at.At; at.Before(due) {
-				due = at
-			}
+		if open := c.openLocked(); len(open) > 0 && open[0].at.At.Before(due) {
+			due = open[0].at.At
 		}
 		due = due.Add(c.silence())
 	}
-	if next := c.went.Add(c.silence()); due.Before(next) {
-		due = next
-	}
-	wait := time.Until(due)
+	wait := max(time.Until(due), time.Until(c.went.Add(c.silence())))
 	if c.hung = wait <= 0; !c.hung {
 		c.timer.Reset(wait)
 	}
@@ -798,14 +756,4 @@ func (c *Conn) Close() {
 		}
 		socket.Close()
 	})
-}
-
-// ownerOf returns the session that owns the znode, or 0, from the reply to a read with a watch.
-// Each of these replies ends with a Stat, and a Stat ends with the owner, two counts and a zxid.
-func ownerOf(code int32, body []byte) int64 {
-	const behind = 24
-	if code != 0 || len(body) < behind {
-		return 0
-	}
-	return int64(binary.BigEndian.Uint64(body[len(body)-behind:]))
 }

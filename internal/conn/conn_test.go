@@ -70,7 +70,7 @@ func openGated(t *testing.T) (c *gated, l *Conn, send func()) {
 	l = New(s, c, "x:1", time.Now().Add(time.Minute))
 	l.timeout = time.Hour
 	l.timer.Stop() // the server may be silent for as long as a test likes
-	l.began.Store(true)
+	l.began = true
 	go l.write()
 	t.Cleanup(func() {
 		close(c.gate)
@@ -202,7 +202,9 @@ func TestNobodyWaitsInAWriteWhileTheServerOwesAnAnswer(t *testing.T) {
 		for xid := range int32(2) {
 			harness.Must(t, l.received(1+xid, wire.CodeNoNode, nil, time.Now()))
 		}
-		l.ping()
+		l.mu.Lock()
+		l.pingLocked()
+		l.mu.Unlock()
 		c.gate <- struct{}{}
 		synctest.Wait()
 		send() // nor is it known of a ping

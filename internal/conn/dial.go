@@ -30,11 +30,11 @@ func Dial(ctx context.Context, s *Shared, addr string, limit time.Duration) (*Co
 func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	connect := dialTCP
+	dial := dialTCP
 	if s.Dialer != nil {
-		connect = func(ctx context.Context, addr string) (net.Conn, error) { return s.dialOwn(ctx, addr, limit) }
+		dial = func(ctx context.Context, addr string) (net.Conn, error) { return s.dialOwn(ctx, addr, limit) }
 	}
-	c, err := connect(ctx, addr)
+	c, err := dial(ctx, addr)
 	if err != nil || s.TLS == nil {
 		return c, err
 	}
@@ -114,24 +114,23 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 // dialOwn returns and later closes the connection that the dialer returns. Close of the Session
 // waits for the dialer, but at most for the time `limit`.
 func (s *Shared) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
-	type result struct {
-		c   net.Conn
-		err error
-	}
-	done := make(chan result)
+	var c net.Conn
+	var err error
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		c, err := s.Dialer("tcp", addr, limit)
-		if c == nil && err == nil {
+		if c, err = s.Dialer("tcp", addr, limit); c == nil && err == nil {
 			err = errors.New("the dialer returned neither a connection nor an error")
 		}
-		select {
-		case done <- result{c, err}:
-		case <-ctx.Done():
-			if c != nil {
-				c.Close()
-			}
+	}()
+	select {
+	case <-back:
+		return c, err
+	case <-ctx.Done():
+	}
+	go func() {
+		if <-back; c != nil {
+			c.Close()
 		}
 	}()
 	s.Spawn(func() {
@@ -140,10 +139,5 @@ func (s *Shared) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 		case <-time.After(limit):
 		}
 	})
-	select {
-	case r := <-done:
-		return r.c, r.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return nil, ctx.Err()
 }

@@ -6,19 +6,18 @@ package conn
 // session. Instead of all three, End ends a session.
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -38,7 +37,7 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	}
 	// The credentials are sent with the handshake, which saves a round trip.
 	out := wire.Connect(c.s.replied.Load(), ask.Timeout, ask.ID, ask.Password)
-	if c.s.SASL == nil { // with SASL, Begin sends the credentials
+	if c.s.SASL == nil { // with SASL, Authenticate sends the credentials
 		out = append(out, authPackets(c.s.Auths)...)
 	}
 	if _, err := c.Conn.Write(out); err != nil {
@@ -61,25 +60,64 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if _, err := io.ReadFull(c.r, body); err != nil {
 		return got, err
 	}
-	got.Timeout = time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
-	got.ID = int64(binary.BigEndian.Uint64(body[8:]))
-	length := binary.BigEndian.Uint32(body[16:])
-	if got.ID != 0 && got.Timeout <= 0 || length > n-20 {
+	scan := wire.Scanner{Rest: body}
+	scan.Int32() // the version of the protocol
+	got.Timeout = time.Duration(scan.Int32()) * time.Millisecond
+	got.ID = int64(binary.BigEndian.Uint64(scan.Take(8)))
+	if got.Password = scan.Data(); scan.Bad || got.ID != 0 && got.Timeout <= 0 {
 		return got, fmt.Errorf("%w: session of %v", ErrHandshake, got.Timeout)
 	}
-	got.Password = bytes.Clone(body[20 : 20+length])
 	c.trip = time.Since(asked)
 	return got, nil
+}
+
+// Authenticate makes the exchange of SASL directly after the reply to the handshake. The
+// argument `id` is the session in that reply. Without a mechanism, or if `id` is 0, Authenticate
+// does nothing. The exchange ends at the deadline of the handshake.
+func (c *Conn) Authenticate(ctx context.Context, id int64) error {
+	s := c.s
+	if s.SASL == nil || id == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithDeadline(ctx, c.by)
+	defer cancel()
+	err := s.SASL.Authenticate(ctx, s.Spawn, c.Addr, func(token []byte) ([]byte, error) {
+		xid := s.NextXid()
+		if _, err := c.Conn.Write(wire.EndPacket(wire.AppendString(wire.AppendHeader(nil, xid, wire.OpSASL), string(token)))); err != nil {
+			return nil, err
+		}
+		answered, code, body, err := c.readPacket()
+		switch {
+		case err != nil:
+			return nil, err
+		case answered != xid:
+			return nil, fmt.Errorf("%w: no answer to a token", ErrProtocol)
+		case wire.Error(code) == zk.ErrAuthFailed, code == wire.CodeWantsAuth:
+			return nil, &sasl.RefusedError{Err: fmt.Errorf("the server refuses the credentials (server's code %d): %w", code, zk.ErrAuthFailed)}
+		case code != 0:
+			return nil, &sasl.RefusedError{Err: wire.Error(code)}
+		}
+		scan := wire.Scanner{Rest: body}
+		answer := scan.Data()
+		if scan.Bad {
+			return nil, fmt.Errorf("%w: malformed token", ErrProtocol)
+		}
+		return answer, nil
+	})
+	if out := authPackets(s.Auths); err == nil && len(out) > 0 {
+		_, err = c.Conn.Write(out)
+	}
+	return err
 }
 
 // EndSession asks the server to end the session of this handshake. Call it instead of Begin.
 func (c *Conn) EndSession() {
 	c.ends.Store(true)
-	var out []byte
-	if c.s.SASL != nil {
-		out = authPackets(c.s.Auths) // a server may demand credentials even for closeSession
-	}
-	c.Conn.Write(c.begin(out, wire.OpCloseSession))
+	c.mu.Lock()
+	c.requestLocked(wire.OpCloseSession, nil)
+	p := c.takeLocked()
+	c.mu.Unlock()
+	c.writeOut(p)
 }
 
 // End ends an abandoned session over a connection of its own, which is used for nothing else. It
@@ -94,7 +132,6 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 	if err := c.Authenticate(ctx, got.ID); err != nil {
 		return err
 	}
-	defer c.end()
 	c.EndSession()
 	if got.ID != ask.ID { // the request ends this other session
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got.ID))
@@ -109,35 +146,38 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 }
 
 // Begin completes the handshake of the session `id`, which has this timeout. Begin sends the
-// packets that come ahead of all requests, in this order: the credentials (only with SASL), a write
-// that confirms the session, the watches, and a sync.
+// packets that come ahead of all requests, in this order: a write that confirms the session, the
+// watches, and a sync.
 //
 // The watches are sent in portions. Each portion after the first follows the reply to the portion before
 // it. Each reply may take the usual time, so the handshake succeeds over a slow link. All requests,
 // inquiries included, wait for it. So while the session has holds, each portion follows a write that
 // confirms the session.
 func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
 	c.mu.Lock()
 	c.id, c.timeout = id, timeout
 	c.mu.Unlock()
-	var out []byte
-	if c.s.SASL != nil {
-		out = authPackets(c.s.Auths)
-	}
 	portions := c.s.Watches.resend(c.s.replied.Load(), c.more) // as in the handshake: no request has been answered since
 	for i := 0; i == 0 || i < len(portions); i++ {
+		last := i >= len(portions)-1
+		c.mu.Lock()
 		if continued && c.s.Confirm() {
-			out = append(out, c.confirmPacket()...)
+			// A delete of a znode that never exists: see package lease.
+			c.requestLocked(wire.OpDelete, wire.AppendInt32(wire.AppendString(nil, c.s.Nobody), -1))
+			c.s.Requests.Add(1)
 		}
 		if i < len(portions) {
-			out = append(out, portions[i]...)
+			c.out = append(c.out, portions[i]...)
 		}
-		last := i >= len(portions)-1
 		if continued && last {
-			out = append(out, c.catchUpPacket()...)
+			// The handshake contains the zxid of the last reply, but not of a later event. So without a sync,
+			// reads could show the state before that event, such as a place that was deleted. A new session
+			// needs no sync: its server has applied the creation of the session.
+			c.requestLocked(wire.OpSync, wire.AppendString(nil, "/"))
 		}
+		out := c.out
+		c.out = nil
+		c.mu.Unlock()
 		if len(out) > 0 {
 			if err := c.writeAll(out); err != nil {
 				return err
@@ -148,35 +188,17 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 				return err
 			}
 		}
-		out = nil
 	}
 	c.mu.Lock()
 	c.heard = time.Now()
-	c.began.Store(true)
+	c.began = true
 	c.timer.Reset(c.silence()) // the time for the handshake may end later
 	c.mu.Unlock()
 	c.s.Spawn(c.write)
 	return nil
 }
 
-// catchUpPacket returns the sync that a new connection sends first if it continues a session.
-//
-// The handshake contains the zxid of the last reply, but not of a later event. So without the sync,
-// reads could show the state before that event, such as a place that was deleted. A new session needs
-// no sync: its server has applied the creation of the session.
-func (c *Conn) catchUpPacket() []byte {
-	return wire.EndPacket(wire.AppendString(c.begin(nil, wire.OpSync), "/"))
-}
-
 func isTLS(c net.Conn) bool {
 	_, ok := c.(*tls.Conn)
 	return ok
-}
-
-// confirmPacket returns a write that confirms a continued session with holds: see package lease.
-// The write is a delete of a znode that never exists.
-func (c *Conn) confirmPacket() []byte {
-	c.s.Requests.Add(1)
-	p := wire.AppendString(c.begin(nil, wire.OpDelete), c.s.Nobody)
-	return wire.EndPacket(binary.BigEndian.AppendUint32(p, math.MaxUint32)) // any version
 }

@@ -43,7 +43,7 @@ type WatchKey struct {
 //
 //	ask        a read is written: with the flag, if the key has a waiter and is not armed
 //	answered   its reply has come: armed
-//	forget     it is idle: not armed. A removal is written, unless a read with the flag is unanswered
+//	forget     it is idle, and no read with the flag is unanswered: not armed. A removal is written
 //	Fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
@@ -55,17 +55,7 @@ type Watches struct {
 	conn    int64 // number of the present connection, from 1; guarded by Mu, like all below
 	watches map[WatchKey]*Watch
 	Idle    map[WatchKey]struct{} // armed watches without a waiter
-	asks    map[WatchKey]int      // the number of unanswered reads with the watch flag, by WatchKey.onServer
 	tidy    chan<- struct{}       // gets a token if there are too many idle watches: see Conn.write
-}
-
-// The method `onServer` returns the key that stands for the watch of k on the server. For the
-// server, a data watch and an exists watch on one znode are the same watch.
-func (k WatchKey) onServer() WatchKey {
-	if k.Kind == WatchExists {
-		k.Kind = WatchData
-	}
-	return k
 }
 
 // MaxIdleWatches is the maximum number of idle watches that a session keeps.
@@ -100,7 +90,6 @@ func NewWatches() *Watches {
 	return &Watches{
 		watches: make(map[WatchKey]*Watch),
 		Idle:    make(map[WatchKey]struct{}),
-		asks:    make(map[WatchKey]int),
 	}
 }
 
@@ -219,10 +208,8 @@ func (h *Watches) forget(key WatchKey) bool {
 	}
 	delete(h.watches, key)
 	delete(h.Idle, key)
-	// The removal would also remove the other watch, and the watch of an earlier read with the flag. The
-	// reply to that read makes an idle watch again.
-	other := WatchKey{WatchData + WatchExists - key.Kind, key.Path}
-	return h.asks[key.onServer()] == 0 && (key.Kind == WatchChildren || h.watches[other] == nil)
+	// For the server, a data watch and an exists watch on one znode are the same watch.
+	return key.Kind == WatchChildren || h.watches[WatchKey{WatchData + WatchExists - key.Kind, key.Path}] == nil
 }
 
 // The method `ask` is called before a read of `key` is written. It reports whether the read carries
@@ -231,11 +218,7 @@ func (h *Watches) ask(key WatchKey) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	w := h.watches[key]
-	if w == nil || w.Armed {
-		return false
-	}
-	h.asks[key.onServer()]++
-	return true
+	return w != nil && !w.Armed
 }
 
 // The method `answered` processes the reply to a read of `key` with the flag. The argument `code` is
@@ -244,10 +227,6 @@ func (h *Watches) ask(key WatchKey) bool {
 func (h *Watches) answered(key WatchKey, code int32, ours bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	slot := key.onServer()
-	if h.asks[slot]--; h.asks[slot] == 0 {
-		delete(h.asks, slot)
-	}
 	if code != 0 && (code != wire.CodeNoNode || key.Kind != WatchExists) {
 		return // the server has not set the watch
 	}
@@ -264,37 +243,23 @@ func (h *Watches) answered(key WatchKey, code int32, ours bool) {
 func (h *Watches) Fire(t zk.EventType, path string) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	switch t {
-	case zk.EventNodeCreated:
-		h.fireLocked(t, WatchKey{WatchExists, path})
-		// For the server, the data watch and the exists watch are the same watch.
-		if w := h.watches[WatchKey{WatchData, path}]; w != nil && w.Armed {
-			h.fireLocked(t, w.Key)
+	for _, kind := range [...]int32{WatchData, WatchExists, WatchChildren} {
+		w := h.watches[WatchKey{kind, path}]
+		switch {
+		case w == nil,
+			t == zk.EventNodeCreated && (kind == WatchChildren || kind == WatchData && !w.Armed), // the server may take a data watch for an exists watch
+			t == zk.EventNodeDataChanged && kind == WatchChildren,
+			t == zk.EventNodeChildrenChanged && kind != WatchChildren:
+			continue
 		}
-	case zk.EventNodeDataChanged:
-		h.fireLocked(t, WatchKey{WatchData, path})
-		h.fireLocked(t, WatchKey{WatchExists, path})
-	case zk.EventNodeChildrenChanged:
-		h.fireLocked(t, WatchKey{WatchChildren, path})
-	case zk.EventNodeDeleted:
-		h.fireLocked(t, WatchKey{WatchData, path})
-		h.fireLocked(t, WatchKey{WatchExists, path})
-		h.fireLocked(t, WatchKey{WatchChildren, path})
+		w.Event, w.ToldOn = t, h.conn
+		close(w.Fired)
+		for _, told := range w.Told {
+			told.f()
+		}
+		delete(h.watches, w.Key)
+		delete(h.Idle, w.Key)
 	}
-}
-
-func (h *Watches) fireLocked(t zk.EventType, key WatchKey) {
-	w := h.watches[key]
-	if w == nil {
-		return
-	}
-	w.Event, w.ToldOn = t, h.conn
-	close(w.Fired)
-	for _, t := range w.Told {
-		t.f()
-	}
-	delete(h.watches, key)
-	delete(h.Idle, key)
 }
 
 // Connection returns the number of the present connection, or of the last one. On one connection, an
@@ -338,8 +303,7 @@ func (h *Watches) resend(zxid int64, tidy chan<- struct{}) (portions [][]byte) {
 	defer h.Mu.Unlock()
 	h.conn++
 	h.tidy = tidy
-	clear(h.asks) // the previous connection delivers no replies now
-	var data, exist, child []string
+	var lists [3][]string // by kind: data, exists, children
 	size := 0
 	flush := func() {
 		if size == 0 {
@@ -347,11 +311,12 @@ func (h *Watches) resend(zxid int64, tidy chan<- struct{}) (portions [][]byte) {
 		}
 		p := wire.AppendHeader(nil, wire.XidSetWatches, wire.OpSetWatches)
 		p = wire.AppendInt64(p, zxid)
-		p = wire.AppendStrings(p, data)
-		p = wire.AppendStrings(p, exist)
-		p = wire.AppendStrings(p, child)
+		for i := range lists {
+			p = wire.AppendStrings(p, lists[i])
+			lists[i] = nil
+		}
 		portions = append(portions, wire.EndPacket(p))
-		data, exist, child, size = nil, nil, nil, 0
+		size = 0
 	}
 	keys := slices.SortedFunc(maps.Keys(h.watches), func(a, b WatchKey) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
@@ -365,14 +330,14 @@ func (h *Watches) resend(zxid int64, tidy chan<- struct{}) (portions [][]byte) {
 			flush() // so that a long path does not make the packet too long
 		}
 		size += 4 + len(key.Path)
+		i := 0
 		switch {
 		case key.Kind == WatchChildren:
-			child = append(child, key.Path)
+			i = 2
 		case w.missing:
-			exist = append(exist, key.Path)
-		default:
-			data = append(data, key.Path)
+			i = 1
 		}
+		lists[i] = append(lists[i], key.Path)
 	}
 	flush()
 	return portions

@@ -194,10 +194,6 @@ func (s *Scanner) Results(n int, toError func(code int32) error) (rs []zk.MultiR
 		default:
 			s.Bad = true
 		}
-		if len(rs) == n {
-			s.Bad = true
-			return nil, 0
-		}
 		rs = append(rs, r)
 	}
 	if s.Bad || len(rs) != n {
