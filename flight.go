@@ -53,6 +53,7 @@ func NewFlight[T any](s *Session, path string, keep time.Duration, opts ...Value
 	if c.err == nil && keep < 0 {
 		c.err = session.Invalid("NewFlight: keep is %v; it must not be negative", keep)
 	}
+	keep = min(keep, math.MaxInt64-time.Hour) // so that other durations can be added
 	return &Flight[T]{made: made{s: s, path: path, err: checkNew(s, path, c.err)}, codec: c.codec, keep: keep}
 }
 
@@ -189,7 +190,7 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if session.IsNodeExists(err) { // an expired result
 		_, err = rw.Txn(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
 	}
-	wait := f.sweepAfter()
+	wait := f.keep + time.Second
 	if err != nil {
 		wait += time.Minute // the result may be stored in spite of the error, now or later
 	}
@@ -216,33 +217,26 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 	})
 }
 
-// sweepAfter returns the time from the storing of a result to the first try to delete it.
-func (f *Flight[T]) sweepAfter() time.Duration {
-	return min(f.keep, math.MaxInt64-time.Hour) + time.Second
-}
-
 // The method `remove` deletes the result below dir, if it has expired. If it returns false, another
 // try is necessary: for example, a caller is using the key.
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	rw := f.lockOf(session.BaseName(dir))
-	if ok, err := rw.TryLock(ctx); !ok || err != nil {
-		return err != nil && session.OutcomeOf(plainError(err)) == session.Answered
-	}
-	defer rw.Unlock()
-	g, _, err := rw.current(nil)
-	if err != nil {
-		return false
-	}
-	own, result, err := f.read(ctx, g)
-	if err == nil && result.Stat != nil && !f.fresh(own, result.Stat) {
-		_, err = rw.Txn(ctx, &zk.DeleteRequest{Path: session.ChildPath(dir, flightResult), Version: -1})
+	g, err := rw.try(ctx, lock.Exclusive)
+	if g != nil {
+		defer rw.Unlock()
+		var own *zk.Stat
+		var result session.Node
+		if own, result, err = f.read(ctx, g); err == nil && result.Stat != nil && !f.fresh(own, result.Stat) {
+			_, err = rw.Txn(ctx, &zk.DeleteRequest{Path: session.ChildPath(dir, flightResult), Version: -1})
+		}
 	}
 	if err != nil {
 		f.s.m.Log.Debug("zsync: a result of a Flight was not deleted", "path", dir, "err", err)
 	}
-	return session.OutcomeOf(plainError(err)) == session.Answered // also true without an error
+	used := g == nil && err == nil
+	return !used && session.OutcomeOf(plainError(err)) == session.Answered // also true without an error
 }
 
 // The method `sweep` removes the results of processes that have ended, in the background, if they
@@ -250,33 +244,32 @@ func (f *Flight[T]) remove(dir string) bool {
 // for writing. All Flights of the Session at the same path share the sweeps: one in the time in which
 // a result expires.
 func (f *Flight[T]) sweep(rw *RWMutex, came *zk.Stat) {
-	g, _, err := rw.current(nil)
-	if err != nil || !f.s.swept.Due(f.path, math.MaxInt64) {
+	if !f.s.swept.Due(f.path, math.MaxInt64) {
 		return
 	}
 	f.s.m.Spawn(func() {
-		defer f.s.swept.Again(f.path, f.sweepAfter())
+		defer f.s.swept.Again(f.path, f.keep+time.Second)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		inc, dir := g.Claim.Incarnation, f.s.m.Full(f.path)
-		keys, _, err := inc.Children(ctx, dir)
-		if err != nil {
-			return
-		}
-		var paths []string
-		for _, k := range keys {
-			if d := session.ChildPath(dir, k); d != g.Claim.Line.Dir {
-				paths = append(paths, session.ChildPath(d, flightResult))
+		f.s.m.During(ctx, func(inc *session.Incarnation) error {
+			dir := f.s.m.Full(f.path)
+			keys, _, err := inc.Children(ctx, dir)
+			if err != nil {
+				return err
 			}
-		}
-		nodes, err := inc.GetVisible(ctx, paths)
-		if err != nil {
-			return
-		}
-		for i, n := range nodes {
-			if n.Stat != nil && !f.fresh(came, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
-				f.remove(f.s.m.Bare(session.ParentPath(paths[i])))
+			var paths []string
+			for _, k := range keys {
+				if d := session.ChildPath(dir, k); d != rw.local.Line.Dir {
+					paths = append(paths, session.ChildPath(d, flightResult))
+				}
 			}
-		}
+			nodes, err := inc.GetVisible(ctx, paths)
+			for i, n := range nodes {
+				if n.Stat != nil && !f.fresh(came, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
+					f.remove(f.s.m.Bare(session.ParentPath(paths[i])))
+				}
+			}
+			return err
+		})
 	})
 }
