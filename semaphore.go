@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ import (
 // # Cost
 //
 // Acquire of free permits takes 1 round trip if no contender waits, as does Release. Behind
-// others, it takes 4. The first takes 5; on a new path, 11.
+// others, it takes 4. The first takes 5; on a new path, 9.
 //
 // # Znodes
 //
@@ -59,8 +60,10 @@ type Semaphore struct {
 	named  int64        // the limit that NewSemaphore was given
 	limit  atomic.Int64 // the limit that was last read
 	layout Layout
-	root   string // the full path on the server
-	leases string // the full path of the parent of the permits' znodes
+	root   string      // the full path on the server
+	leases string      // the full path of the parent of the permits' znodes
+	at     session.Dir // the znode at root, which has the limit
+	dir    session.Dir // the parent of the permits' znodes
 	gate   *Mutex
 	limits *lock.Limits
 	known  atomic.Pointer[quota] // the last read of the limit; nil before the first
@@ -104,8 +107,11 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	m.root = s.m.Full(path)
 	gate := session.ChildPath(path, "locks")
 	m.leases = session.ChildPath(m.root, "leases")
-	if c.layout == LayoutKazoo {
+	m.at, m.dir = session.Dir{Path: m.root}, session.Dir{Path: m.leases, Part: true}
+	if c.layout == LayoutKazoo { // kazoo expects that its path stays
 		gate, m.leases = path+"-__lock__", m.root
+		m.at = session.Dir{Path: m.root, Data: []byte{}, Kept: true}
+		m.dir = m.at
 	}
 	m.limits, c.limits = c.limits, nil // the limits apply to the permits, and not to the gate
 	m.gate = newMutex(s, gate, c)
@@ -165,74 +171,68 @@ func (m *Semaphore) TryAcquire(ctx context.Context, n int64) (bool, error) {
 	return a != nil, opError("tryacquire", m.path, err)
 }
 
+// The method `check` refuses bad arguments. The method `fits` refuses the other numbers of permits.
 func (m *Semaphore) check(ctx context.Context, n int64) error {
-	switch {
-	case m.misuse() != nil:
-		return m.misuse()
-	case n <= 0:
+	if m.misuse() == nil && n <= 0 {
 		return session.Invalid("%d permits; want at least 1", n)
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
 	}
-	if n > m.limit.Load() {
-		// Another process may have resized the semaphore, so read the limit.
-		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
-			limit, _, err := m.read(ctx, inc, inc.GetFresh)
-			if err == nil && limit == 0 {
-				m.limit.Store(m.named)
-			}
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	switch limit := m.limit.Load(); {
+	return m.made.check(ctx)
+}
+
+// The method `fits` refuses n permits that exceed the limit, or that one transaction cannot create.
+func (m *Semaphore) fits(n, limit int64) error {
+	one := m.s.m.SizeOf(m.leases, m.s.m.Owner) + 64 // the size of one permit's create request
+	switch {
 	case n > limit:
-		return tooMany(n, limit)
-	case n > m.most():
+		return session.Invalid("%d permits exceed the limit of %d", n, limit)
+	case !m.heavy(limit) && n > int64((session.MaxPacket-1024-len(m.root))/one):
 		return fmt.Errorf("the znodes of %d permits in one transaction: %w", n, ErrTooLarge)
 	}
 	return nil
 }
 
-func tooMany(n, limit int64) error {
-	return session.Invalid("%d permits exceed the limit of %d", n, limit)
-}
-
-// The method `most` returns the largest number of permits that one transaction can create.
-func (m *Semaphore) most() int64 {
-	if limit := m.limit.Load(); m.heavy(limit) {
-		return limit
-	}
-	one := m.s.m.SizeOf(m.leases, m.s.m.Owner) + 64 // the size of one permit's create request
-	return int64((session.MaxPacket - 1024 - len(m.root)) / one)
-}
-
 // The method `obtain` acquires n permits. If a session ends, it continues in the next one. If wait
 // is false and the permits are not free, it returns nil and no error. If we have the gate, `ahead`
 // has the holders of permits, for which we wait.
-func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
+func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.Ahead) (a *lock.Permits, err error) {
 	for {
-		if ok, err := m.settle(ctx, wait); !ok {
-			return nil, err
-		}
-		// Agree on the limit before joining the line: if the stored limit is another, fail at once.
-		var q *quota
-		err := m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			q, err = m.agree(ctx, inc)
+		err = m.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
+			if a, err = m.attempt(ctx, inc, n, wait, ahead); ctx.Err() == nil && m.s.m.Failure() == nil {
+				ahead.Forget() // we are no longer first at the gate
+			}
 			return err
 		})
-		if err != nil {
-			return nil, err
-		}
-		a, over, err := m.acquireAtOnce(ctx, q, n, wait)
-		switch {
-		case goesOn(err):
-			continue
-		case a != nil || over || err != nil:
+		if !errors.Is(err, session.ErrVanished) && !errors.Is(err, errUnsettled) {
 			return a, err
 		}
+	}
+}
+
+func (m *Semaphore) attempt(ctx context.Context, inc *session.Incarnation, n int64, wait bool, ahead *lock.Ahead) (*lock.Permits, error) {
+	// Agree on the limit before joining the line: if it refuses the request, fail at once.
+	q, err := m.agree(ctx, inc, n)
+	if err != nil {
+		return nil, err
+	}
+	if ok, err := m.settle(ctx, wait); !ok {
+		return nil, err
+	}
+	if !wait {
+		// A caller that does not wait may call again and again. So read first, and write only if the
+		// permits seem to be free. Both listings are newer than the call.
+		lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
+		if err != nil || len(lists[0]) > 0 || m.weightOfAll(lists[1]) > q.limit-n {
+			return nil, err
+		}
+	}
+	var leases []lock.Permit
+	if !wait || m.calm.Load() {
+		if leases, err = m.takeAtOnce(ctx, q, n); err != nil {
+			return nil, err
+		}
+	}
+	lapse := inc.Lapse()
+	if leases == nil {
 		var gate *lock.Grant
 		if wait { // Step 1.
 			_, gate, err = m.gate.acquire(ctx, lock.Exclusive, false)
@@ -242,26 +242,15 @@ func (m *Semaphore) obtain(ctx context.Context, n int64, wait bool, ahead *lock.
 		if gate == nil || err != nil {
 			return nil, err
 		}
-		leases, err := m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
-		if goesOn(err) && m.s.m.Failure() == nil {
-			ahead.Forget() // we are no longer first at the gate
-		}
-		inc := gate.Claim.Incarnation
-		lapse := inc.Lapse()
+		inc = gate.Claim.Incarnation
+		leases, err = m.take(ctx, gate, n, wait, ahead) // Steps 2 to 4.
+		lapse = inc.Lapse()
 		m.s.m.GiveUp(ctx, func() error { return m.gate.release(lock.Exclusive) }) // a loss of the gate does not affect the permits: their transaction proved that we had it
-		if leases != nil && err == nil {
-			a, err = m.keep(ctx, inc, lapse, leases, n)
-		}
-		if !goesOn(err) {
-			return a, err
+		if leases == nil || err != nil {
+			return nil, err
 		}
 	}
-}
-
-// goesOn reports whether, after err, a waiter continues in the next session, or at another place in
-// the line.
-func goesOn(err error) bool {
-	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) || errors.Is(err, errUnsettled)
+	return m.keep(ctx, inc, lapse, leases, n)
 }
 
 // errUnsettled means that this process has lost permits and has not released them.
@@ -272,13 +261,12 @@ var errUnsettled = errors.New("lost permits have not been released")
 func (m *Semaphore) settle(ctx context.Context, wait bool) (bool, error) {
 	for {
 		m.mu.Lock()
-		if m.held == nil || m.held.Err() == nil {
-			m.mu.Unlock()
-			return true, nil
-		}
 		freed, held := m.freed, m.held // not held.Left(), which is closed even if the program never releases the permits
 		m.mu.Unlock()
-		if !wait {
+		switch {
+		case held == nil || held.Err() == nil:
+			return true, nil
+		case !wait:
 			return false, m.s.m.Failure()
 		}
 		select {
@@ -304,20 +292,15 @@ type quota struct {
 	leave   func() // leaves the watch
 }
 
-// The method `agree` returns the stored limit, see `read`. If no limit is stored, it stores ours.
-// It sends no request while the watch of an earlier read stands.
-func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (*quota, error) {
+// The method `agree` returns the stored limit for a request of n permits, or refuses the request. If
+// no limit is stored, it stores ours. It sends no request while the watch of an earlier read stands.
+func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64) (*quota, error) {
 	for {
-		if q := m.known.Load(); q != nil && q.inc == inc && !session.IsClosed(q.watch.Fired) {
-			return q, nil
+		if q := m.known.Load(); q != nil && q.inc == inc && n <= q.limit && !session.IsClosed(q.watch.Fired) {
+			return q, m.fits(n, q.limit)
 		}
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
-		err := inc.VetHere(ctx, m.root)
-		var limit int64
-		var stat *zk.Stat
-		if err == nil {
-			limit, stat, err = m.read(ctx, inc, inc.Get)
-		}
+		limit, stat, err := m.read(ctx, inc, n)
 		if err == nil && limit > 0 {
 			q := &quota{limit: limit, version: stat.Version, inc: inc, watch: w, leave: session.StayJoined(m, inc, w)}
 			if old := m.known.Swap(q); old != nil {
@@ -329,7 +312,9 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (*quota
 		switch {
 		case err != nil:
 		case stat == nil:
-			err = m.makeRoot(ctx, inc, m.stored(m.named))
+			made := m.at
+			made.Data = m.stored(m.named)
+			err = inc.MakeDir(ctx, made)
 		default:
 			// If several clients write, only the first write succeeds, because each expects the same
 			// version. The next read shows the limit of the first, even if our reply was lost.
@@ -343,16 +328,23 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation) (*quota
 	}
 }
 
-// The method `read` reads the stored limit. The limit is 0 if none is stored, and stat is nil if
-// there is no znode. The error is ErrInvalid if the limit differs from ours, and no process has
-// resized the semaphore.
-func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func(context.Context, string) ([]byte, *zk.Stat, error)) (limit int64, stat *zk.Stat, err error) {
+// The method `read` reads the stored limit, and refuses n permits that do not fit. The limit is 0 if
+// none is stored, and stat is nil if there is no znode. The error is ErrInvalid if the limit differs
+// from ours, and no process has resized the semaphore.
+func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, n int64) (limit int64, stat *zk.Stat, err error) {
+	if err := inc.VetHere(ctx, m.root); err != nil {
+		return 0, nil, err
+	}
+	get := inc.Get
+	if n > m.limit.Load() {
+		get = inc.GetFresh // another process may have raised the limit, and the server may lag
+	}
 	data, stat, err := get(ctx, m.root)
-	switch {
-	case session.IsNoNode(err):
-		return 0, nil, nil
-	case err != nil || len(marks.Unmark(data)) == 0:
-		return 0, stat, err
+	if session.IsNoNode(err) {
+		stat, err = nil, nil
+	}
+	if err != nil || stat == nil || len(marks.Unmark(data)) == 0 {
+		return 0, stat, cmp.Or(err, m.fits(n, m.named))
 	}
 	if limit, err = parseLimit(data); err != nil {
 		return 0, nil, err
@@ -369,7 +361,7 @@ func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func
 		}
 	}
 	m.limit.Store(limit)
-	return limit, stat, nil
+	return limit, stat, m.fits(n, limit)
 }
 
 // The method `stored` returns the data for a limit: the number and, except in the persistent znode of
@@ -416,18 +408,17 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	}
 	// Resize must not lock the gate, because its holder may be waiting for this Resize. The servers
 	// check the version of the limit in a transaction that creates permits.
-	limit := m.stored(n)
-	ops := []any{
-		&zk.SetDataRequest{Path: m.root, Data: limit, Version: -1},
+	both := []any{
+		&zk.SetDataRequest{Path: m.root, Data: m.stored(n), Version: -1},
 		&zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL},
 	}
-	for {
+	for ops := both; ; {
 		// Resize must not overwrite data that are not a limit.
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
 			data, _, err := inc.Get(ctx, m.root)
 			if session.IsNoNode(err) {
 				// Even if another process stores its own limit now, the transaction stores n and the mark.
-				return m.makeRoot(ctx, inc, nil)
+				return inc.MakeDir(ctx, m.at)
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
 				if _, err = parseLimit(data); err == nil && m.layout != LayoutKazoo && !marks.IsDir(data) {
@@ -445,23 +436,13 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 			m.limit.Store(n)
 			return nil
 		case session.IsNodeExists(err):
-			ops = ops[:1] // the mark exists already
-		case !session.IsNoNode(err): // with NoNode, try again: the servers removed the path because it had no children
+			ops = both[:1] // the mark exists already
+		case session.IsNoNode(err):
+			ops = both // the servers removed the path, because it had no children
+		default:
 			return err
-		case len(ops) == 1:
-			ops = append(ops, &zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL})
 		}
 	}
-}
-
-// makeRoot creates the znode at the path, which holds the limit: a container, or, because kazoo does
-// not expect its deletion, a persistent znode with LayoutKazoo.
-func (m *Semaphore) makeRoot(ctx context.Context, inc *session.Incarnation, limit []byte) error {
-	if m.layout == LayoutKazoo {
-		_, err := inc.Create(ctx, m.root, limit)
-		return err
-	}
-	return inc.MakeDir(ctx, session.Dir{Path: m.root}) // agree writes the limit
 }
 
 // The method `take` waits until n permits are free, and creates their znodes. If wait is false
@@ -474,12 +455,9 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 	defer m.s.m.Holds.Add(1)
 	inc := gate.Claim.Incarnation
 	for first := true; ; first = false {
-		q, err := m.agree(ctx, inc)
+		q, err := m.agree(ctx, inc, n)
 		if err != nil {
 			return nil, err
-		}
-		if n > q.limit {
-			return nil, tooMany(n, q.limit)
 		}
 		names, err := inc.Names(ctx, m.leases) // Step 2.
 		free := err == nil && m.weightOfAll(names) <= q.limit-n
@@ -497,7 +475,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 		}
 		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
 		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
-		err = inc.CreateEphemeral(ctx, &session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
+		err = inc.CreateEphemeral(ctx, &session.Creation{Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
 		if session.IsBadVersion(err) || session.IsNoNode(err) {
 			continue // the limit has changed, or was removed with its znode
 		}
@@ -554,15 +532,6 @@ func (m *Semaphore) weightOfAll(names []string) int64 {
 // The method `heavy` reports whether, with this limit, all permits of one Acquire share one znode.
 func (m *Semaphore) heavy(limit int64) bool { return limit > 1000 && m.layout != LayoutKazoo }
 
-// leasesDir returns the parent of the permits' znodes. With LayoutKazoo, it is the znode of the
-// limit.
-func (m *Semaphore) leasesDir() session.Dir {
-	if m.layout == LayoutKazoo {
-		return session.Dir{Path: m.leases, Data: []byte{}, Kept: true}
-	}
-	return session.Dir{Path: m.leases, Part: true}
-}
-
 // The method `name` chooses unique names for the znodes of n permits.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
@@ -606,25 +575,22 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.held == nil {
-		m.held, m.freed = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit), make(chan struct{})
-	}
 	a := m.held
+	if a == nil {
+		a = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit)
+	}
 	if a.Stake != s {
 		s.Drop()
 	}
-	if a.Incarnation == inc {
-		if a.Add(leases, n) == nil {
-			a.Err() // if the session has ended, the holder must see the loss first
-			return a, nil
-		}
-		if a.Held() == 0 { // these are the first permits, and the session ended before Add
-			m.held = nil
-			close(m.freed)
-		}
+	if a.Incarnation != inc || a.Add(leases, n) != nil {
+		inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost, so release the new permits
+		return nil, errUnsettled
 	}
-	inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost, so release the new permits
-	return nil, errUnsettled
+	if m.held == nil {
+		m.held, m.freed = a, make(chan struct{})
+	}
+	a.Err() // if the session has ended, the holder must see the loss first
+	return a, nil
 }
 
 // Do acquires n permits, calls f, and releases them. If the permits are lost, f's context ends with
@@ -754,10 +720,7 @@ func (m *Semaphore) standing() (*lock.Permits, error) {
 // Contenders returns the holders, one for each znode of permits, then waiters.
 func (m *Semaphore) Contenders(ctx context.Context) (out []Contender, err error) {
 	defer m.wrap("contenders", &err)
-	if m.misuse() != nil {
-		return nil, m.misuse()
-	}
-	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+	err = m.during(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.Names(ctx, m.leases)
 		if err != nil {
 			return err

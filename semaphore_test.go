@@ -143,9 +143,9 @@ func TestSemaphoreCostsThreeRequestsToAcquireAndOneToRelease(t *testing.T) {
 	}
 }
 
-func TestTheFirstAcquireTakesFiveRoundTripsAndElevenOnANewPath(t *testing.T) {
+func TestTheFirstAcquireTakesFiveRoundTripsAndNineOnANewPath(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		for _, want := range []time.Duration{11 * time.Millisecond, 5 * time.Millisecond} {
+		for _, want := range []time.Duration{9 * time.Millisecond, 5 * time.Millisecond} {
 			m := zsync.NewSemaphore(open(t, srv), "/s", 2)
 			srv.SetLatency(time.Millisecond)
 			start := time.Now()

@@ -21,26 +21,17 @@ import (
 //
 // # Why never too many permits are out
 //
-// Each grant has a last step, which completes it:
+// The last step of a grant is the listing of the permits (step 3) without the gate, and the creation of
+// the znodes behind it. In kazoo, it is the creation, and in Curator a listing after the creation. Of all
+// permits that are out at one time, consider the grant whose last step was the latest.
 //
-//   - the listing of the permits (step 3), without the gate;
-//   - the transaction that creates the znodes, behind the gate in zsync;
-//   - the request that creates the znode, in kazoo;
-//   - a listing of the permits after the creation of the znode, in Curator.
+// Case 1: this step is a listing. It counts all other permits, because their znodes were created no
+// later than the last steps of their own grants.
 //
-// Consider all permits that are out at one time. Of their grants, consider the grant whose last
-// step was the latest. Before this grant was complete, its client counted all other permits. There
-// are two cases:
+// Case 2: this step is the creation of znodes by a client G behind the gate. G had listed the permits
+// before. Any other permit was granted in one of two ways:
 //
-// Case 1: the last step is a listing. Every other permit has znodes that were created no later
-// than the last step of its own grant. That step came before this listing, so the listing
-// counts these znodes.
-//
-// Case 2: the last step is the creation of znodes by a client G behind the gate. G had listed
-// the permits before the creation. Any other permit was granted in one of two ways:
-//
-//   - Behind the gate. The permit's client had the gate before G had it, so G's listing counts
-//     the permit.
+//   - Behind the gate. Its client had the gate before G had it, so G's listing counts the permit.
 //   - Without the gate, to a client H. If H created its znodes before G's listing, the listing
 //     counts them. Otherwise, all three steps of H came after G's listing and before G created
 //     its znodes. During that time, G's znode was at the gate: the transaction of zsync proves
@@ -58,58 +49,47 @@ import (
 //
 // # Order
 //
-// The client overtakes no waiter, because a waiter has a znode at the gate. Within its process, a
-// goroutine that is about to lock the gate is a waiter too (Wanted).
+// The client overtakes no waiter: a waiter has a znode at the gate or, if it is a goroutine of this
+// process, is about to lock the gate (Wanted).
 //
-// Two clients that try at the same time may each count too many permits. Then both lock the
-// gate, and acquire their permits one after the other. A client behind the gate may count the
-// znodes of a failed attempt, which are about to be deleted. It waits for the deletion, or
+// Two clients that try at the same time may each count too many permits. Then both lock the gate. A
+// client behind the gate may count the znodes of a failed attempt. It waits for their deletion, or
 // lists again.
 //
 // While contenders wait at the gate, each attempt fails and disturbs them. So after a failed
-// attempt, the client locks the gate, until a request behind the gate has found its permits free at
-// once.
+// attempt, Acquire locks the gate, until a request behind the gate has found its permits free at once.
 
-// acquireAtOnce acquires n free permits without the gate. It returns nil if it did not try, or if
-// the attempt failed. If `over` is true, a caller that does not wait must not try the gate either.
-func (m *Semaphore) acquireAtOnce(ctx context.Context, q *quota, n int64, wait bool) (a *lock.Permits, over bool, err error) {
+// takeAtOnce creates the znodes of n free permits without the gate. It returns nil if it did not try,
+// or if the attempt failed.
+func (m *Semaphore) takeAtOnce(ctx context.Context, q *quota, n int64) ([]lock.Permit, error) {
 	inc := q.inc
-	if session.IsClosed(q.watch.Fired) || !m.calm.Load() || n > q.limit || m.gate.local.Wanted() {
-		return nil, false, nil
-	}
-	if !wait {
-		// A caller that does not wait may call again and again. So read first, and write only if the
-		// permits seem to be free. Both listings are newer than the call.
-		lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
-		if err != nil || len(lists[0]) > 0 || m.weightOfAll(lists[1]) > q.limit-n {
-			return nil, err == nil, err
-		}
+	if session.IsClosed(q.watch.Fired) || m.gate.local.Wanted() {
+		return nil, nil
 	}
 	m.s.m.Waiters.Add(1)
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(q.limit, n)
-	made := session.Creation{Dir: m.leasesDir(), Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.leases}}
-	made.Holds = []*zk.CheckVersionRequest{{Path: m.root, Version: q.version}}
-	err = inc.CreateEphemeral(ctx, &made)
-	lists, withdrawn := made.Lists, made.Undo
+	made := session.Creation{
+		Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.leases},
+		Holds: []*zk.CheckVersionRequest{{Path: m.root, Version: q.version}},
+	}
+	err := inc.CreateEphemeral(ctx, &made)
+	withdrawn := made.Undo
 	if err == nil {
 		// Between the creation and the listing, another client may have deleted a znode of ours.
-		others, whole := lock.Without(lists[1], lock.PathsOf(leases))
-		if len(lists[0]) > 0 || !whole || m.weightOfAll(others) > q.limit-n || session.IsClosed(q.watch.Fired) {
-			withdrawn = inc.Remove(lock.PathsOf(leases)...)
+		others, whole := lock.Without(made.Lists[1], made.Paths)
+		if whole && len(made.Lists[0]) == 0 && m.weightOfAll(others) <= q.limit-n && !session.IsClosed(q.watch.Fired) {
+			return leases, nil
 		}
+		withdrawn = inc.Remove(made.Paths...)
 	}
-	if err == nil && withdrawn == nil {
-		a, err = m.keep(ctx, inc, inc.Lapse(), leases, n)
-		return a, false, err
-	}
+	m.calm.Store(false)
 	if ctx.Err() == nil {
 		withdrawn.Outcome(ctx) // otherwise, the listing behind the gate could count our znodes as permits in use
-		m.calm.Store(false)
-		return nil, false, nil // if the server refused a request, the attempt behind the gate repairs the cause or returns the error
+		return nil, nil        // if the server refused a request, the attempt behind the gate repairs the cause or returns the error
 	}
 	if withdrawn != nil {
 		withdrawn.Await(session.Grace)
 	}
-	return nil, false, session.CtxErr(ctx)
+	return nil, session.CtxErr(ctx)
 }
