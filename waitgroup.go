@@ -92,7 +92,7 @@ func (wg *WaitGroup) Done() error {
 	if wg.misuse() != nil {
 		return opError("done", wg.path, wg.misuse())
 	}
-	return opError("done", wg.path, wg.tally.Done(true, 0))
+	return opError("done", wg.path, wg.tally.Done())
 }
 
 // Go adds one task, calls f in a goroutine, and ends the task when f returns. If the task cannot
@@ -111,9 +111,7 @@ func (wg *WaitGroup) Go(ctx context.Context, f func()) error {
 			if x := recover(); x != nil {
 				panic(x)
 			}
-			if err := wg.tally.Done(false, era); err != nil {
-				wg.s.m.Log.Warn("zsync: task of Go", "path", wg.path, "err", err)
-			}
+			wg.tally.End(1, era)
 		}()
 		f()
 	}()

@@ -92,7 +92,7 @@ func (a openTasks) set(n int) any {
 }
 
 // Add adds `delta`, which is not 0, to the counter. If ctx ends first, a positive `delta` is not
-// added, or it is taken back. A negative `delta` may be applied. The result `era` is for `Done`.
+// added, or it is taken back. A negative `delta` may be applied. The result `era` is for `End`.
 func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 	c := t.submit(&change{delta: delta})
 	select {
@@ -109,39 +109,35 @@ func (t *Tally) Add(ctx context.Context, delta int) (era int, err error) {
 		t.m.Spawn(func() {
 			defer stay()
 			if <-c.done; c.err == nil {
-				t.settle(t.submit(&change{delta: -delta, owed: true, era: c.era}))
+				t.End(delta, c.era)
 			}
 		})
 	}
 	return 0, session.CtxErr(ctx)
 }
 
-// Done ends one task. If that takes long, or the servers refuse, Done continues in the background.
-// If `heard` is false, the caller will not call Done again, and Done also continues after any error
-// but ErrNegativeCounter. The argument `era` is the result of the Add of this task, or 0. If it is
-// 0, the task may be one that ended with its session, and Done ends such a task first.
-func (t *Tally) Done(heard bool, era int) error {
-	c := t.submit(&change{delta: -1, owed: !heard, era: era})
+// Done ends one task. If that takes long, or the servers refuse, Done continues in the background. The
+// task may be one that ended with its session, and Done ends such a task first.
+func (t *Tally) Done() error {
+	c := t.submit(&change{delta: -1})
 	select {
 	case <-c.done:
 	case <-t.m.Outage(): // usually the client reconnects at once, and Done can still return the result
 	case <-time.After(session.ReleaseTime):
 	}
 	session.AwaitFor(c.done, session.Grace)
-	if session.IsClosed(c.done) && (t.final(c.err) || heard && session.OutcomeOf(c.err) != session.Answered) {
+	if session.IsClosed(c.done) && (c.err == nil || session.OutcomeOf(c.err) != session.Answered) {
 		return c.err
 	}
 	t.settle(c)
 	return nil
 }
 
-// The method `final` reports whether err is the result of a change, even if no caller repeats it.
-func (t *Tally) final(err error) bool {
-	return err == nil || errors.Is(err, ErrNegativeCounter) || errors.Is(err, session.ErrLost) || session.IsClosed(t.m.Over)
-}
+// End ends n tasks in the background. The argument `era` is the result of the Add of these tasks.
+func (t *Tally) End(n, era int) { t.settle(t.submit(&change{delta: -n, owed: true, era: era})) }
 
-// The method `settle` waits in the background for the result of `c`, and repeats `c` until the result is
-// final: after a delay, and as soon as the Session begins to close.
+// The method `settle` waits in the background for the result of `c`. It repeats `c` after each error but
+// ErrNegativeCounter: after a delay, and as soon as the Session begins to close.
 func (t *Tally) settle(c *change) {
 	leaving, stay := t.m.BeforeClose()
 	t.m.Spawn(func() {
@@ -149,7 +145,11 @@ func (t *Tally) settle(c *change) {
 		pace := t.m.Config.Retry
 		pace.Jitter = 0 // changes that were refused together are tried again together
 		for try := 1; ; try++ {
-			if <-c.done; t.final(c.err) {
+			<-c.done
+			if err := c.err; err == nil || errors.Is(err, ErrNegativeCounter) || errors.Is(err, session.ErrLost) || session.IsClosed(t.m.Over) {
+				if err != nil {
+					t.m.Log.Warn("zsync: tasks were not ended", "path", t.m.Bare(t.dir), "err", err)
+				}
 				return
 			}
 			if try == 1 {
