@@ -192,10 +192,9 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 			yield(Delivery[T]{}, opError("all", q.path, q.misuse()))
 			return
 		}
-		inner, cancel := context.WithCancel(ctx)
-		defer cancel()
-		c := q.join(inner, queue.Joining{Hand: true, Odd: true})
-		defer c.Leave() // when the loop has ended, the elements that were claimed ahead are back in the queue
+		c := q.q.Join(ctx, queue.Joining{Hand: true, Odd: true})
+		defer c.Leave()                           // when the loop has ended, the elements that were claimed ahead are back in the queue
+		defer context.AfterFunc(c.Ctx, c.Leave)() // also while the program works on an element
 		for {
 			claim, err := c.Next()
 			if err != nil {
@@ -218,22 +217,6 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 			}
 		}
 	}
-}
-
-// The method `join` adds a consumer for callers that request an element only when they are ready
-// for it. The consumer leaves when its context ends or the Session is closed, even during a
-// call of Next or the work on an element. Next then ends too, because of the context or of
-// Closing. If it still returns an element, the caller must settle that element as usual.
-func (q *Queue[T]) join(ctx context.Context, o queue.Joining) *queue.Consumer {
-	c := q.q.Join(ctx, o)
-	q.s.m.Spawn(func() {
-		select {
-		case <-c.Ctx.Done():
-		case <-q.s.m.Closing:
-		}
-		c.Leave()
-	})
-	return c
 }
 
 func (q *Queue[T]) ending(ctx context.Context) error {

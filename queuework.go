@@ -55,7 +55,8 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	case cfg.err != nil:
 		return opError("work", q.path, cfg.err)
 	}
-	c := q.join(ctx, queue.Joining{Hand: true})
+	c := q.q.Join(ctx, queue.Joining{Hand: true})
+	defer context.AfterFunc(c.Ctx, c.Leave)() // the elements that were claimed ahead do not wait for the calls under way
 	var workers sync.WaitGroup
 	for range n {
 		workers.Go(func() {

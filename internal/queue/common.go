@@ -133,28 +133,25 @@ func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, 
 }
 
 // Detached calls `f` in the background, and returns its result. If ctx ends first, Detached returns
-// the error of ctx. Then `drop` gets the result, unless `f` fails.
-func Detached[R any](ctx context.Context, m *session.Manager, f func() (R, error), drop func(R)) (R, error) {
-	type result struct {
-		r   R
-		err error
-	}
-	done := make(chan result) // without a buffer: either the caller or `drop` gets the result
+// the error of ctx. Then `drop` gets the result, unless that is nil.
+func Detached[T any](ctx context.Context, m *session.Manager, f func() (*T, error), drop func(*T)) (*T, error) {
+	var got *T
+	var err error
+	done := make(chan struct{}) // without a buffer: either the caller or `drop` gets the result
 	m.Spawn(func() {
-		r, err := f()
+		got, err = f()
 		select {
-		case done <- result{r, err}:
+		case done <- struct{}{}:
 		case <-ctx.Done():
-			if err == nil {
-				drop(r)
+			if got != nil {
+				drop(got)
 			}
 		}
 	})
 	select {
-	case got := <-done:
-		return got.r, got.err
+	case <-done:
+		return got, err
 	case <-ctx.Done():
-		var none R
-		return none, session.CtxErr(ctx)
+		return nil, session.CtxErr(ctx)
 	}
 }

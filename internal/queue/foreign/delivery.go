@@ -194,14 +194,19 @@ func (q *engine) next(c *queue.Consumer) (queue.Item, error) {
 			return nil, err
 		case <-c.Ctx.Done():
 			return nil, session.CtxErr(c.Ctx)
+		case <-q.m.Closing: // before c.Ctx ends, Close waits for functions
+			return nil, q.m.Failure()
 		}
 		it, err := q.fetch(c.Ctx)
 		<-q.taking
-		if it != nil {
-			return it, nil
-		}
-		if over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure()); over != nil {
+		switch over := cmp.Or(session.CtxErr(c.Ctx), q.m.Failure()); {
+		case over != nil && it != nil:
+			it.PutBack()
 			return nil, over
+		case over != nil:
+			return nil, over
+		case it != nil:
+			return it, nil
 		}
 		if err != nil && !errors.Is(err, session.ErrVanished) { // the place in the line was deleted
 			q.Complain(err)

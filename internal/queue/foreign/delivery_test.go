@@ -6,6 +6,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/queue"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/session/sessiontest"
 	"github.com/zsync/zsync/zktest"
 )
@@ -61,4 +62,33 @@ func TestAnOfferedElementHasOneFateAtTheEndOfTheSession(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Close waits for a function that works on an element. A consumer of the same Queue value is idle, and another
+// waits for it. They must leave a new element to other clients.
+func TestNoElementIsOfferedWhileCloseWaitsForAFunction(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		settings := queue.Settings{Path: "/q", Decode: func(d []byte) (any, error) { return d, nil }, Prefetch: 1, Priorities: 1}
+		m := sessiontest.Open(t, srv.Addrs(), srv.Dial, func(cfg *session.Config) { cfg.CloseTimeout = -1 })
+		q := New(m, settings, "kazoo")
+		other := New(sessiontest.Open(t, srv.Addrs(), srv.Dial), settings, "kazoo")
+		function := m.Function(nil)
+		harness.Must(t, function.Begin())
+		consumer := q.Join(t.Context(), queue.Joining{Hand: true})
+		next := func() error { _, err := consumer.Next(); return err }
+		idle, second := harness.Async(next), harness.Async(next)
+		harness.PendingStill(t, idle)
+		closed := harness.Async(func() error { m.Close(); return nil })
+		harness.WantErr(t, <-second, session.ErrClosed)
+		harness.Must(t, other.Send(t.Context(), queue.Batch{Priority: queue.Middle, Data: [][]byte{[]byte("x")}}))
+		harness.WantErr(t, <-idle, session.ErrClosed)
+		harness.PendingStill(t, closed)
+		if e, err := other.Take(harness.Within(t, time.Minute)); e == nil || err != nil {
+			t.Errorf("another client gets %v, %v; want the element", e, err)
+		}
+		function.End()
+		consumer.Leave()
+		harness.Must(t, <-closed)
+	})
 }

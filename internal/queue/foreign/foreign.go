@@ -117,8 +117,11 @@ func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside 
 	if err != nil {
 		return nil, err
 	}
+	var left []elementName
 	es := q.elements(names)
-	left := slices.DeleteFunc(slices.Clone(es), func(e elementName) bool { return !odd || !q.Skips.Left(e.name) })
+	if odd {
+		left = slices.DeleteFunc(slices.Clone(es), func(e elementName) bool { return !q.Skips.Left(e.name) })
+	}
 	es = slices.DeleteFunc(es, func(e elementName) bool { return q.Skips.Skipped(e.name) })
 	for len(es)+len(left) > 0 {
 		if len(es) == 0 {
@@ -163,11 +166,7 @@ func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
 			return nil, err
 		}
 		return it, nil
-	}, func(got *delivery) {
-		if got != nil {
-			got.PutBack()
-		}
-	})
+	}, (*delivery).PutBack)
 }
 
 // The method `seize` deletes the znode of an element, and returns true if only this process has the element
