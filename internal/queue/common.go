@@ -67,20 +67,24 @@ type Consumer struct {
 	// Poll is like Next, but returns nil if no claimed element is ready.
 	Poll func() Item
 
-	of     *Common
-	giveUp func()        // returns the elements that were claimed ahead
-	over   func()        // ends Ctx, and lets Session.Close continue
+	end    func()        // ends Ctx, and returns the elements that were claimed ahead
 	leaves atomic.Bool   // Leave was called
 	left   chan struct{} // closed at the end of the first call of Leave
 }
 
-// Enter adds a consumer. The engine sets its functions Next and Poll.
+// Enter adds a consumer. The engine sets its functions Next and Poll. The function `giveUp` returns the
+// elements that were claimed ahead.
 func (q *Common) Enter(ctx context.Context, o Joining, giveUp func()) *Consumer {
-	c := &Consumer{Joining: o, of: q, giveUp: giveUp, left: make(chan struct{})}
-	c.Ctx, c.over = WhileOpen(ctx, q.m)
+	inner, over := WhileOpen(ctx, q.m)
+	c := &Consumer{Joining: o, Ctx: inner, left: make(chan struct{})}
 	if o.Odd {
 		c.Faults = make(chan error, 1)
 		q.faults.Store(c.Faults, true)
+	}
+	c.end = func() {
+		giveUp()
+		q.faults.Delete(c.Faults)
+		over()
 	}
 	return c
 }
@@ -88,14 +92,11 @@ func (q *Common) Enter(ctx context.Context, o Joining, giveUp func()) *Consumer 
 // Leave ends the consumer, also during a call of Next. For the last consumer, it returns all elements
 // that were claimed ahead, and waits a moment for that. A second call waits for the first.
 func (c *Consumer) Leave() {
-	if c.leaves.Swap(true) {
-		<-c.left
-		return
+	if !c.leaves.Swap(true) {
+		c.end()
+		close(c.left)
 	}
-	c.giveUp()
-	c.of.faults.Delete(c.Faults)
-	c.over()
-	close(c.left)
+	<-c.left
 }
 
 // Complain reports an error that keeps the consumers from consuming.

@@ -15,7 +15,7 @@ import (
 func TestASecondLeaveWaitsForTheFirstWhileVirtualTimeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := 0
-		c := &Consumer{of: &Common{}, giveUp: func() {}, left: make(chan struct{}), over: func() {
+		c := &Consumer{left: make(chan struct{}), end: func() {
 			time.Sleep(time.Second)
 			over++
 		}}

@@ -18,7 +18,7 @@ import (
 
 // The type `delivery` is an element that this process has read and then takes.
 type delivery struct {
-	elementName
+	name    string
 	q       *engine
 	inc     *session.Incarnation // the session in which it was taken
 	stored  []byte

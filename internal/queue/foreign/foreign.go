@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -117,28 +118,30 @@ func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside 
 	if err != nil {
 		return nil, err
 	}
-	var left []elementName
-	es := q.elements(names)
-	if odd {
-		left = slices.DeleteFunc(slices.Clone(es), func(e elementName) bool { return !q.Skips.Left(e.name) })
+	var es, left []string
+	for _, name := range q.elements(names) {
+		if !q.Skips.Skipped(name) {
+			es = append(es, name)
+		} else if odd && q.Skips.Left(name) {
+			left = append(left, name)
+		}
 	}
-	es = slices.DeleteFunc(es, func(e elementName) bool { return q.Skips.Skipped(e.name) })
 	for len(es)+len(left) > 0 {
 		if len(es) == 0 {
 			es, left = left, nil
 		}
-		var e elementName
-		e, es = cutFirst(es)
-		data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, e.name))
+		name := slices.Min(es)
+		es = slices.DeleteFunc(es, func(other string) bool { return other == name })
+		data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, name))
 		switch {
 		case session.IsNoNode(err): // another client was faster; elements that were sent since the listing may be free
 			return q.look(ctx, inc, odd, aside)
-		case q.Skips.Unreadable(e.name, err):
+		case q.Skips.Unreadable(name, err):
 			continue
 		case err != nil:
 			return nil, err
 		}
-		it := &delivery{elementName: e, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), done: make(chan struct{})}
+		it := &delivery{name: name, q: q, inc: inc, stored: data, version: stat.Version, sent: time.UnixMilli(stat.Ctime), done: make(chan struct{})}
 		it.ctx, it.cancel = context.WithCancelCause(context.Background())
 		if it.inside, it.fault = q.open(data); it.fault != nil {
 			it.inside = [][]byte{data}
@@ -181,7 +184,8 @@ func (q *engine) seize(it *delivery) (ours bool, err error) {
 		if err := q.Skips.Misfit(it.name, it.fault); err != nil {
 			return false, err
 		}
-		ops = append(ops, q.Make(it.class, it.stored, it.sent, 0, it.fault)...)
+		class, _ := q.class(it.name)
+		ops = append(ops, q.Make(class, it.stored, it.sent, 0, it.fault)...)
 	default:
 		q.Skips.Fits()
 	}
@@ -328,8 +332,8 @@ func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
 }
 
 // The method `names` lists the elements of the queue, in no order.
-func (q *engine) names(ctx context.Context) ([]elementName, error) {
-	return queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) ([]elementName, error) {
+func (q *engine) names(ctx context.Context) ([]string, error) {
+	return queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) ([]string, error) {
 		names, err := inc.Names(ctx, q.dir)
 		return q.elements(names), err
 	})
@@ -357,20 +361,21 @@ func (q *engine) Stats(ctx context.Context) (st queue.Totals, err error) {
 }
 
 func (q *engine) Clear(ctx context.Context) (n int, err error) {
-	var there map[string]bool // the numbers of the znodes that existed when Clear began
+	var there map[string]bool // the names that existed when Clear began, without the suffixes of `split`
 	for {
-		es, err := q.names(ctx)
-		number := func(e elementName) string { return fmt.Sprint(e.class, " ", e.seq) } // `split` does not change it
-		if there == nil {
-			there = make(map[string]bool, len(es))
-			for _, e := range es {
-				there[number(e)] = true
-			}
+		names, err := q.names(ctx)
+		first := there == nil
+		if first {
+			there = make(map[string]bool, len(names))
 		}
 		var paths []string
-		for _, e := range es {
-			if there[number(e)] {
-				paths = append(paths, session.ChildPath(q.dir, e.name))
+		for _, name := range names {
+			whole, _, _ := strings.Cut(name, "#")
+			if first {
+				there[whole] = true
+			}
+			if there[whole] {
+				paths = append(paths, session.ChildPath(q.dir, name))
 			}
 		}
 		if err != nil || len(paths) == 0 {

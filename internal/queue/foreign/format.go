@@ -1,9 +1,9 @@
 package foreign
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/zsync/zsync/internal/session"
@@ -23,14 +23,6 @@ type format struct {
 func asIs(all ...[]byte) []byte             { return all[0] }
 func justOne(data []byte) ([][]byte, error) { return [][]byte{data}, nil }
 
-// An elementName is the parsed name of an element.
-type elementName struct {
-	name  string
-	class string // its priority
-	seq   int32
-	part  string // its position in the znode from which `split` has moved it, or empty
-}
-
 // The map `formats` has the format of each layout, by the name that zsync.QueueLayout.String
 // returns.
 var formats = map[string]*format{
@@ -39,55 +31,27 @@ var formats = map[string]*format{
 	"kazoo":                  {"entry-", "entry-100-", "entry-%03d-", asIs, justOne},
 }
 
-// The method `element` parses a name. The text between the prefix and the number is the priority.
-// All these libraries compare whole names as text, including the suffix that `split` appends to
-// the number.
-func (f *format) element(name string) (e elementName, ok bool) {
+// The method `class` returns the priority of an element: the text between the prefix and the number in its
+// name. A suffix that `split` has appended to the number can follow. If the name is not the name of an
+// element, `ok` is false.
+func (f *format) class(name string) (class string, ok bool) {
 	rest, ok := strings.CutPrefix(name, f.prefix)
-	if !ok || strings.Contains(rest, "|") { // names of Curator's delay and id queues have "|"
-		return e, false
+	rest, _, _ = strings.Cut(rest, "#")
+	n := len(rest) - len("0000000000")
+	if !ok || n < 0 || strings.Contains(name, "|") { // names of Curator's delay and id queues have "|"
+		return "", false
 	}
-	rest, part, _ := strings.Cut(rest, "#")
-	for _, n := range []int{11, 10} {
-		if len(rest) < n {
-			continue
-		}
-		text := rest[len(rest)-n:]
-		if n == 11 && text[0] != '-' || n == 11 && len(rest) > n && f.prefix == "entry-" && rest[len(rest)-n-1] != '-' {
-			continue
-		}
-		if seq, ok := session.ParseSeq(text); ok {
-			return elementName{name: name, class: rest[:len(rest)-n], seq: seq, part: part}, true
-		}
-	}
-	return e, false
+	_, ok = session.ParseSeq(rest[n:])
+	return rest[:n], ok
 }
 
-// The method `elements` parses names, and leaves out the names of other znodes.
-func (f *format) elements(names []string) (es []elementName) {
-	for _, name := range names {
-		if e, ok := f.element(name); ok {
-			es = append(es, e)
-		}
-	}
-	return es
-}
-
-// The function `inOrder` compares two elements by their positions.
-func inOrder(a, b elementName) int {
-	return cmp.Or(strings.Compare(a.class, b.class), cmp.Compare(a.seq-b.seq, 0), strings.Compare(a.part, b.part))
-}
-
-// The function `cutFirst` removes the first of some elements, which are in no order.
-func cutFirst(es []elementName) (first elementName, rest []elementName) {
-	at := 0
-	for i := range es {
-		if inOrder(es[i], es[at]) < 0 {
-			at = i
-		}
-	}
-	first, es[at] = es[at], es[len(es)-1]
-	return first, es[:len(es)-1]
+// The method `elements` returns the names of elements among `names`. Like these libraries, compare the whole
+// names as text for the order of the elements.
+func (f *format) elements(names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		_, ok := f.class(name)
+		return !ok
+	})
 }
 
 // Curator's frame is a version, the elements, and an end byte. Each element is an item byte, its
