@@ -22,8 +22,8 @@ const (
 	// mostWait is the longest time between two counts of a client that waits for room.
 	mostWait = time.Second
 
-	// maxCounts is the largest number of counts, if no two counts in a row are equal.
-	maxCounts = 21
+	// maxCounts is the largest number of counts after the first, if no two counts in a row are equal.
+	maxCounts = 20
 )
 
 // The method `admit` waits until there is room for `n` elements, and counts them as sent. If `hurry` is set,
@@ -100,13 +100,15 @@ func (q *producer) pass(ctx context.Context) error {
 	}
 }
 
-// The method `count` counts the elements once. If the queue seems to be full, it looks for the length after
-// a sync.
+// The method `count` counts the elements. If there is little room, two counts in a row must be equal. If
+// the queue seems to be full, it is counted again after a sync.
 func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
-	have, buckets, err := q.length(ctx, inc, 1)
-	if err == nil && have >= q.cfg.MaxLen {
+	limit := q.cfg.MaxLen
+	sure := func(n int) bool { return n >= limit || n <= limit-limit/10-10 }
+	have, buckets, err := q.length(ctx, inc, sure)
+	if err == nil && have >= limit {
 		if err = inc.Sync(ctx, q.dir); err == nil {
-			have, buckets, err = q.length(ctx, inc, maxCounts)
+			have, buckets, err = q.length(ctx, inc, sure)
 		}
 	}
 	if err == nil {
@@ -115,12 +117,13 @@ func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
 	return err
 }
 
-// The method `length` counts the elements until two counts in a row are equal, but at most `most` times. If
-// two are equal, the queue had that length at a moment between these two. One count alone can miss an element
-// that moves to another bucket during the count.
-func (q *Common) length(ctx context.Context, inc *session.Incarnation, most int) (n, buckets int, err error) {
+// The method `length` counts the elements until two counts in a row are equal: then the queue had that
+// length at a moment between these two. One count alone can miss an element that moves to another
+// bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
+// result is the last count.
+func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
 	var before []int64
-	for i := 1; ; i++ {
+	for i := 0; ; i++ {
 		all, err := q.buckets(ctx, inc)
 		if err != nil {
 			return 0, 0, err
@@ -139,7 +142,7 @@ func (q *Common) length(ctx context.Context, inc *session.Incarnation, most int)
 				n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)
 			}
 		}
-		if i == most || i > 1 && slices.Equal(changes, before) {
+		if i > 0 && slices.Equal(changes, before) || i == maxCounts || sure(n) {
 			return n, len(changes), nil
 		}
 		before = changes

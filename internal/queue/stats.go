@@ -15,7 +15,7 @@ import (
 
 func (q *core) Len(ctx context.Context) (n int, err error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (n int, err error) {
-		n, _, err = q.length(ctx, inc, maxCounts)
+		n, _, err = q.length(ctx, inc, func(int) bool { return false })
 		return n, err
 	})
 }
