@@ -322,7 +322,7 @@ func (c *Cond) mark(w lock.Child, data string) []any {
 	}
 }
 
-// unlessChanged returns nil if err means that the line has changed since the listing. It
+// unlessChanged returns nil if err means that the znodes have changed since they were read. It
 // returns any other err.
 func unlessChanged(err error) error {
 	if session.IsNoNode(err) || session.IsBadVersion(err) || session.IsNodeExists(err) {

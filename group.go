@@ -141,7 +141,6 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 // ID returns the id that m has joined with.
 func (m *Membership[T]) ID() string { return m.id }
 
-// The method `run` keeps m in the group until m leaves or the Session is closed.
 func (m *Membership[T]) run() {
 	// Memberships of one Session take turns at an id: the servers cannot tell them apart.
 	first := make(chan struct{}, 1)
@@ -151,7 +150,10 @@ func (m *Membership[T]) run() {
 	case *turn <- struct{}{}:
 		defer func() { <-*turn }()
 		m.err = m.g.s.m.During(m.leaving, func(inc *session.Incarnation) (err error) {
-			if gone, err = m.stay(inc); gone != nil {
+			for err == nil {
+				gone, err = m.stay(inc)
+			}
+			if gone != nil {
 				gone.Await(session.Grace)
 			}
 			return err
@@ -167,62 +169,54 @@ func (m *Membership[T]) run() {
 	}
 }
 
-// The method `stay` keeps m in the group within one session. If it fails, it also returns the deletion
-// of the znode, if that may exist.
-//
-// It creates the znode after the deletion of another session's: of another member, or of our previous
-// session, which may end on the servers a little later than in this process.
+// The method `stay` creates the znode and waits for its deletion, within one session. Before it creates
+// the znode, it waits for the deletion of another session's: of another member, or of our previous
+// session, which may end on the servers a little later than in this process. The error is nil if the znode
+// was deleted. Otherwise, `gone` is the deletion of the znode, if that may exist.
 func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
-	for {
-		m.writing <- struct{}{}
-		data := m.data
-		<-m.writing
-		dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // kazoo's objects create the path once, and rely on it
-		made := session.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
-		err := inc.CreateEphemeral(m.leaving, &made)
-		if session.IsNodeExists(err) {
-			if err := inc.AwaitGone(m.leaving, m.path); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		if err != nil {
-			return made.Undo, err
-		}
-		m.writing <- struct{}{}
-		if !slices.Equal(m.data, data) { // Set was called during the create, and left the write to us
-			err = inc.SetOwn(m.leaving, m.path, m.data)
-		}
-		if err == nil {
-			m.inc = inc
-		}
-		<-m.writing
-		if err == nil {
-			if !session.IsClosed(m.joined) {
-				close(m.joined)
-			}
-			m.observe(session.EventJoined, nil)
-			err = inc.AwaitOwnGone(m.leaving, m.path)
-			m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
-			m.inc = nil
-			<-m.writing
-			var why error
-			switch {
-			case err == nil:
-				why = inc.Deleted()
-			case errors.Is(err, session.ErrEnded):
-				why = inc.Loss()
-			}
-			m.observe(session.EventLeft, why)
-		}
-		switch {
-		case errors.Is(err, session.ErrEnded):
-			return nil, err
-		case err != nil && !session.IsNoNode(err):
-			return inc.Delete(&session.Deletion{Paths: []string{m.path}, By: func() error { return inc.RemoveOwn(m.path, "") }}), err
-		}
-		// Another client has deleted the znode: create it again.
+	m.writing <- struct{}{}
+	data := m.data
+	<-m.writing
+	dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // kazoo's objects create the path once, and rely on it
+	made := session.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
+	if err := inc.CreateEphemeral(m.leaving, &made); session.IsNodeExists(err) {
+		return nil, inc.AwaitGone(m.leaving, m.path)
+	} else if err != nil {
+		return made.Undo, err
 	}
+	m.writing <- struct{}{}
+	if !slices.Equal(m.data, data) { // Set was called during the create, and left the write to us
+		err = inc.SetOwn(m.leaving, m.path, m.data)
+	}
+	if err == nil {
+		m.inc = inc
+	}
+	<-m.writing
+	if err == nil {
+		if !session.IsClosed(m.joined) {
+			close(m.joined)
+		}
+		m.observe(session.EventJoined, nil)
+		err = inc.AwaitOwnGone(m.leaving, m.path)
+		m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
+		m.inc = nil
+		<-m.writing
+		var why error
+		switch {
+		case err == nil:
+			why = inc.Deleted()
+		case errors.Is(err, session.ErrEnded):
+			why = inc.Loss()
+		}
+		m.observe(session.EventLeft, why)
+	}
+	switch {
+	case session.IsNoNode(err): // in SetOwn
+		err = nil
+	case err != nil && !errors.Is(err, session.ErrEnded):
+		gone = inc.Delete(&session.Deletion{Paths: []string{m.path}, By: func() error { return inc.RemoveOwn(m.path, "") }})
+	}
+	return gone, err
 }
 
 func (m *Membership[T]) observe(kind session.ReportKind, err error) {
@@ -234,17 +228,8 @@ func (m *Membership[T]) observe(kind session.ReportKind, err error) {
 func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 	defer m.g.wrap("set", &err)
 	data, err := m.encode(info)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
-	case m.g.s.m.Failure() != nil:
-		return m.g.s.m.Failure()
-	case m.leaving.Err() != nil:
-		return ErrNotLocked
-	case session.IsClosed(m.ended):
-		return m.err
 	}
 	// When m leaves, no write must follow: the next member with the same id may have its znode already.
 	writing, stop := m.g.s.m.Until(ctx, m.leaving.Done())
@@ -257,20 +242,23 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 	var was []byte
 	if err = session.CtxErr(writing); err == nil {
 		was, m.data = m.data, data
-		if m.inc == nil {
-			return nil // the method `stay` stores the data: in the request that creates the znode, or by a later write
+		err = session.ErrEnded
+		if m.inc != nil {
+			err = m.inc.SetOwn(writing, m.path, data) // NoNode if the znode now belongs to another session
 		}
-		err = m.inc.SetOwn(writing, m.path, data) // NoNode if the znode now belongs to another session
 	}
 	switch {
-	case errors.Is(err, session.ErrEnded), session.IsNoNode(err):
-		return nil // the next znode is created with the data
 	case err != nil && ctx.Err() == nil && m.leaving.Err() != nil:
 		return ErrNotLocked
-	case err != nil && session.OutcomeOf(err) == session.Answered:
-		m.data = was // the servers refused the data, so the next znode must not have these data either
+	case !errors.Is(err, session.ErrEnded) && !session.IsNoNode(err):
+		if err != nil && session.OutcomeOf(err) == session.Answered {
+			m.data = was // the servers refused the data, so the next znode must not have these data either
+		}
+		return err
+	case session.IsClosed(m.ended):
+		return m.err
 	}
-	return err
+	return m.g.s.m.Failure() // nil: the method `stay` stores the data, in the request that creates the znode, or later
 }
 
 // Leave ends the membership. It waits up to half a second until others see the end, and then
@@ -300,7 +288,6 @@ func (g *Group[T]) Members(ctx context.Context) (members []Member[T], err error)
 	return members, errors.Join(bad...)
 }
 
-// The method `members` decodes the znodes of members.
 func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], bad []error) {
 	members = []Member[T]{} // nil would mean that the members could not be read
 	for name, n := range nodes {

@@ -73,40 +73,35 @@ func (m *Map[V]) fail(op, key string, err error) error {
 }
 
 // The method `entry` returns the Value in which key is stored.
-func (m *Map[V]) entry(ctx context.Context, key string) (*Value[V], error) {
-	if err := m.check(ctx); err != nil {
-		return nil, err
-	}
+func (m *Map[V]) entry(key string) *Value[V] {
 	path := session.ChildPath(m.path, session.NameOfKey(key))
-	if len(path) > session.MaxPath {
-		return nil, session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
+	e := &Value[V]{made: made{s: m.s, path: path, err: m.misuse()}, codec: m.codec}
+	switch {
+	case e.err != nil:
+	case len(path) > session.MaxPath:
+		e.err = session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
+	default:
+		e.at, e.receipts = session.Stored{Path: m.s.m.Full(path), Dir: m.dir(), Leaf: true}, m.receipts()
 	}
-	at := session.Stored{Path: m.s.m.Full(path), Dir: m.dir(), Leaf: true}
-	return &Value[V]{made: made{s: m.s, path: path}, codec: m.codec, at: at, receipts: m.receipts()}, nil
+	return e
 }
 
 // Load returns the value and the Version of key, at least as new as the call, or [ErrNoValue]. A
 // decoding error comes with the Version, too.
 func (m *Map[V]) Load(ctx context.Context, key string) (v V, version Version, err error) {
-	e, err := m.entry(ctx, key)
-	if err == nil {
-		v, version, err = e.Load(ctx)
-	}
+	v, version, err = m.entry(key).Load(ctx)
 	return v, version, m.fail("load", key, err)
 }
 
 // Store makes v the value of key, whatever it was.
 func (m *Map[V]) Store(ctx context.Context, key string, v V) error {
-	e, err := m.entry(ctx, key)
-	if err == nil {
-		err = e.Store(ctx, v)
-	}
-	return m.fail("store", key, err)
+	return m.fail("store", key, m.entry(key).Store(ctx, v))
 }
 
 // LoadOrStore returns the value of key. If there is none, it stores v.
 func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, loaded bool, err error) {
-	e, data, err := m.encode(ctx, key, v)
+	e := m.entry(key)
+	data, err := e.encode(ctx, v)
 	for err == nil {
 		var n session.Node
 		if _, n, err = e.read(ctx, true, false); n.Stat != nil || err != nil {
@@ -125,19 +120,12 @@ func (m *Map[V]) LoadOrStore(ctx context.Context, key string, v V) (actual V, lo
 // Swap stores v and returns the former value, if any, or its decoding error.
 func (m *Map[V]) Swap(ctx context.Context, key string, v V) (previous V, loaded bool, err error) {
 	var was session.Node
-	e, data, err := m.encode(ctx, key, v)
+	e := m.entry(key)
+	data, err := e.encode(ctx, v)
 	if err == nil {
 		was, err = e.change(ctx, func(now session.Node) ([]any, error) { return e.write(now, data), nil })
 	}
 	return m.former("swap", key, was, err)
-}
-
-// The method `encode` returns the Value in which key is stored, and the stored form of v.
-func (m *Map[V]) encode(ctx context.Context, key string, v V) (e *Value[V], data []byte, err error) {
-	if e, err = m.entry(ctx, key); err == nil {
-		data, err = e.encode(v)
-	}
-	return e, data, err
 }
 
 // The method `former` decodes the value that a key had before a change.
@@ -151,11 +139,8 @@ func (m *Map[V]) former(op, key string, was session.Node, err error) (v V, loade
 
 // CompareAndSwap stores v if key still has the Version old, and reports whether it did.
 // With the zero Version, it stores v if the key is missing.
-func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (swapped bool, err error) {
-	e, err := m.entry(ctx, key)
-	if err == nil {
-		swapped, err = e.CompareAndSwap(ctx, old, v)
-	}
+func (m *Map[V]) CompareAndSwap(ctx context.Context, key string, old Version, v V) (bool, error) {
+	swapped, err := m.entry(key).CompareAndSwap(ctx, old, v)
 	return swapped, m.fail("compareandswap", key, err)
 }
 
@@ -167,19 +152,16 @@ func (m *Map[V]) CompareAndDelete(ctx context.Context, key string, old Version) 
 
 // LoadAndDelete deletes key and returns its value, or its decoding error.
 func (m *Map[V]) LoadAndDelete(ctx context.Context, key string) (v V, loaded bool, err error) {
-	was, err := m.take(ctx, key, func(Version) bool { return true })
+	was, err := m.take(ctx, key, nil)
 	return m.former("loadanddelete", key, was, err)
 }
 
-// The method `take` deletes key if it exists with a Version that fits. It returns the state of key
-// before that.
+// The method `take` deletes key if it exists with a Version that fits; nil fits all. It returns the
+// state of key before that.
 func (m *Map[V]) take(ctx context.Context, key string, fits func(Version) bool) (was session.Node, err error) {
-	e, err := m.entry(ctx, key)
-	if err != nil {
-		return was, err
-	}
+	e := m.entry(key)
 	return e.change(ctx, func(now session.Node) (ops []any, err error) {
-		if now.Stat == nil || !fits(versionOf(now.Stat)) {
+		if now.Stat == nil || fits != nil && !fits(versionOf(now.Stat)) {
 			return nil, nil
 		}
 		version := now.Stat.Version
@@ -192,7 +174,7 @@ func (m *Map[V]) take(ctx context.Context, key string, fits func(Version) bool) 
 
 // Delete deletes key, if it is there.
 func (m *Map[V]) Delete(ctx context.Context, key string) error {
-	_, err := m.entry(ctx, key)
+	err := m.entry(key).check(ctx)
 	if err == nil {
 		err = m.deleteAll(ctx, []string{session.NameOfKey(key)})
 	}
@@ -214,7 +196,7 @@ func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	}
 	if len(names) == 1 { // a server that lags may not have the map's znode yet
 		key, _ := session.KeyOfName(names[0])
-		_, err := m.take(ctx, key, func(Version) bool { return true })
+		_, err := m.take(ctx, key, nil)
 		return err
 	}
 	for _, name := range names {
@@ -247,7 +229,6 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 	return nil
 }
 
-// The method `names` returns the names of the keys' znodes.
 func (m *Map[V]) names(ctx context.Context) (names []string, err error) {
 	err = m.during(ctx, func(inc *session.Incarnation) error {
 		names, err = inc.NamesFresh(ctx, m.dir())

@@ -79,24 +79,20 @@ func NewPartition(s *Session, path string, opts ...PartitionOption) *Partition {
 // cannot cure.
 func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context.Context, shard string) error) (err error) {
 	defer p.wrap("run", &err)
-	switch {
-	case p.misuse() != nil:
-		return p.misuse()
-	case f == nil:
+	switch err := p.check(ctx); {
+	case p.misuse() == nil && f == nil:
 		return session.Invalid("the function is nil")
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
+	case err != nil:
+		return err
 	}
-	shards = slices.Clone(shards)
-	slices.Sort(shards)
+	shards = slices.Sorted(slices.Values(shards))
 	for i, shard := range shards {
-		if i > 0 && shard == shards[i-1] {
+		switch path := p.shardPath(shard); {
+		case i > 0 && shard == shards[i-1]:
 			return session.Invalid("shard %q is given twice", shard)
-		}
-		if !utf8.ValidString(shard) {
+		case !utf8.ValidString(shard):
 			return session.Invalid("shard %q is not valid UTF-8, which the plan is", shard)
-		}
-		if path := p.shardPath(shard); len(path) > session.MaxPath {
+		case len(path) > session.MaxPath:
 			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), session.MaxPath)
 		}
 	}
@@ -107,16 +103,11 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	} else if len(session.ChildPath(p.path, "members/"))+len(session.NameOfKey(id)) > session.MaxPath {
 		id = unique // the owner text is too long
 	}
-	r := &partitioning{
-		p: p, f: f, id: id, shards: shards,
-		group: NewGroup[[]string](p.s, session.ChildPath(p.path, "members")),
-		plan:  NewValue[map[string]string](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})),
-		mine:  make(map[string]context.CancelCauseFunc),
-		locks: make(map[string]*Mutex),
-	}
+	group := NewGroup[[]string](p.s, session.ChildPath(p.path, "members"))
+	plan := NewValue[map[string]string](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})) // by shard: the id of its owner
 	// If the shards of this member exceeded the size of a plan, no process could store a plan, and
 	// every Run would fail.
-	if _, err := r.plan.encode(spread.Balance(nil, map[string][]string{id: shards})); err != nil {
+	if _, err := plan.encode(ctx, spread.Balance(nil, map[string][]string{id: shards})); err != nil {
 		return err
 	}
 	// The group and the plan check the ACLs of their own znodes. Check the ACL of path too,
@@ -125,13 +116,70 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	if err != nil {
 		return err
 	}
-	if r.me, err = r.group.Join(ctx, id, shards); err != nil {
+	me, err := group.Join(ctx, id, shards)
+	if err != nil {
 		return plainError(err)
 	}
-	// Leave the group only after the method `run` has released our shards. After we have left, the
-	// plan assigns the shards to other processes, and these should not have to wait for us.
-	defer r.me.Leave()
-	err = r.run(ctx)
+	// Leave the group only after the release of our shards. After we have left, the plan assigns the
+	// shards to other processes, and these should not have to wait for us.
+	defer me.Leave()
+
+	running, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var runs sync.WaitGroup
+	mine := make([]context.CancelCauseFunc, len(shards)) // makes this process release a shard; nil if the plan does not give it the shard
+	locks := make([]*Mutex, len(shards))                 // of shards that the plan has given to this process
+	var wants map[string][]string                        // shards of each member, as last received; nil before the first event
+	var owners map[string]string                         // the plan, as last received; nil without a plan
+	members, plans := group.Watch(running), plan.Watch(running)
+	// The order of these events does not matter: in the end, every process has received the last plan
+	// and the last group. The channels close when the context ends or the Session is closed. Our
+	// membership ends only with an error or with the Session.
+	for open := true; ; {
+		var there []Member[[]string]
+		select {
+		case there, open = <-members:
+			wants = wanted(there)
+		case owners, open = <-plans:
+		case <-me.ended:
+			open = false
+			fail(me.err) // return, because the plan would give all our shards to others
+		}
+		if !open {
+			break
+		}
+		for i, shard := range shards {
+			switch owned := owners[shard] == id; {
+			case !owned && mine[i] != nil:
+				mine[i](ErrNotLocked)
+				mine[i] = nil
+			case owned && mine[i] == nil:
+				if locks[i] == nil { // one value, so a call of f also waits for an earlier call that has lost its session
+					locks[i] = NewMutex(p.s, p.shardPath(shard))
+				}
+				ctx, stop := context.WithCancelCause(running)
+				mine[i] = stop
+				runs.Go(func() {
+					defer stop(nil)
+					own(ctx, locks[i], shard, f, fail)
+				})
+			}
+		}
+		if wants != nil && (owners == nil || !maps.Equal(spread.Balance(owners, wants), owners)) {
+			if err := replan(running, plan, group, id); err != nil {
+				fail(err) // no effect if the context has ended
+			}
+		}
+	}
+	if running.Err() == nil {
+		fail(cmp.Or(p.s.m.Failure(), errors.New("the members or the plan cannot be read; see the log")))
+	}
+	runs.Wait()
+	for range members {
+	}
+	for range plans {
+	}
+	err = context.Cause(running)
 	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return session.CtxErr(ctx)
 	}
@@ -140,68 +188,6 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 
 func (p *Partition) shardPath(shard string) string {
 	return session.ChildPath(session.ChildPath(p.path, "shards"), session.NameOfKey(shard))
-}
-
-// The type `partitioning` is the state of one call of Run.
-type partitioning struct {
-	p     *Partition
-	f     func(ctx context.Context, shard string) error
-	id    string
-	group *Group[[]string]
-	plan  *Value[map[string]string] // by shard: the id of the member that owns it
-	me    *Membership[[]string]
-
-	shards []string // the sorted shards that this process names
-
-	// Only the method `run` uses the fields below.
-	mine  map[string]context.CancelCauseFunc // by shard that the plan gives to this process: makes it release the shard
-	locks map[string]*Mutex                  // by shard that the plan has given to this process
-	wants map[string][]string                // shards of each member, as last received; nil before the first event
-	told  map[string]string                  // owners of the shards in the plan, as last received; nil without a plan
-}
-
-// The method `run` follows the group and the plan until ctx ends or a call fails, and returns the
-// cause. Then this process has released all its shards.
-func (r *partitioning) run(ctx context.Context) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	var runs sync.WaitGroup
-	members, plans := r.group.Watch(ctx), r.plan.Watch(ctx)
-	// The order of these events does not matter: in the end, every process has received the last plan
-	// and the last group. The channels close when ctx ends or the Session is closed. Our membership
-	// ends only with an error or with the Session.
-	for open := true; open; {
-		var there []Member[[]string]
-		var now map[string]string
-		select {
-		case there, open = <-members:
-			if open {
-				r.wants = wanted(there)
-			}
-		case now, open = <-plans:
-			if open {
-				r.told = now
-				r.follow(ctx, now, &runs, fail)
-			}
-		case <-r.me.ended:
-			open = false
-			fail(r.me.err) // return, because the plan would give all our shards to others
-		}
-		if open && r.wants != nil && (r.told == nil || !maps.Equal(spread.Balance(r.told, r.wants), r.told)) {
-			if err := r.replan(ctx); err != nil {
-				fail(err) // no effect if ctx has ended
-			}
-		}
-	}
-	if ctx.Err() == nil {
-		fail(cmp.Or(r.p.s.m.Failure(), errors.New("the members or the plan cannot be read; see the log")))
-	}
-	runs.Wait()
-	for range members {
-	}
-	for range plans {
-	}
-	return context.Cause(ctx)
 }
 
 func wanted(members []Member[[]string]) map[string][]string {
@@ -214,21 +200,25 @@ func wanted(members []Member[[]string]) map[string][]string {
 	return wants
 }
 
-// The method `replan` makes the plan fit the group.
+// The function `replan` makes the plan fit the group, for the member id.
 //
 // It reads the plan first and the group second, and writes only if no other process has written the
 // plan since. So each plan is made from a newer group than the plan before it. If the group has
-// changed by then, `run` receives another event, or a plan that does not fit.
-func (r *partitioning) replan(ctx context.Context) error {
+// changed by then, Run receives another event, or a plan that does not fit.
+func replan(ctx context.Context, plan *Value[map[string]string], group *Group[[]string], id string) error {
 	unchanged := errors.New("unchanged")
-	_, err := r.plan.Update(ctx, func(old map[string]string) (map[string]string, error) {
-		members, err := r.group.Members(ctx)
+	_, err := plan.Update(ctx, func(old map[string]string) (map[string]string, error) {
+		members, err := group.Members(ctx)
 		if members == nil {
 			return old, err // all other errors concern members without a list of shards
 		}
-		now, out := spread.Fit(old, wanted(members), func(plan map[string]string) bool { _, err := r.plan.encode(plan); return err == nil })
-		if slices.Contains(out, r.id) {
-			return old, fmt.Errorf("the %d shards of this process fit into no plan together with those of the %d members before it: %w", len(r.shards), len(members)-1, ErrTooLarge)
+		wants := wanted(members)
+		now, out := spread.Fit(old, wants, func(owners map[string]string) bool {
+			_, err := plan.encode(context.Background(), owners)
+			return err == nil
+		})
+		if slices.Contains(out, id) {
+			return old, fmt.Errorf("the %d shards of this process fit into no plan together with those of the %d members before it: %w", len(wants[id]), len(members)-1, ErrTooLarge)
 		}
 		if maps.Equal(now, old) && old != nil {
 			return old, unchanged
@@ -238,71 +228,37 @@ func (r *partitioning) replan(ctx context.Context) error {
 	if errors.Is(err, unchanged) {
 		return nil
 	}
-	if e, ok := err.(*Error); ok && e.Path == r.plan.path {
-		return e.Err // the caller knows no plan
-	}
-	return err
+	return plainError(err) // the caller knows no plan
 }
 
-// The method `follow` starts the work on the shards that the plan gives to this process, and ends
-// the work on all others. After an earlier Run with the same id, the plan may give us a shard that
-// this process does not name. That shard has no owner until the plan fits.
-func (r *partitioning) follow(ctx context.Context, now map[string]string, runs *sync.WaitGroup, fail context.CancelCauseFunc) {
-	for _, shard := range slices.Sorted(maps.Keys(r.mine)) {
-		if now[shard] != r.id {
-			r.mine[shard](ErrNotLocked)
-			delete(r.mine, shard)
+// The function `own` calls f for a shard, while it holds m, the lock of the shard. It repeats this until
+// ctx ends. If f fails or ends its goroutine, or m cannot be locked, it calls fail.
+func own(ctx context.Context, m *Mutex, shard string, f func(ctx context.Context, shard string) error, fail context.CancelCauseFunc) {
+	var err error
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			fail(err)
 		}
-	}
-	for _, shard := range slices.Sorted(maps.Keys(now)) {
-		_, named := slices.BinarySearch(r.shards, shard)
-		if now[shard] != r.id || !named || r.mine[shard] != nil {
-			continue
-		}
-		if r.locks[shard] == nil {
-			r.locks[shard] = NewMutex(r.p.s, r.p.shardPath(shard))
-		}
-		owned, stop := context.WithCancelCause(ctx)
-		r.mine[shard] = stop
-		lock := r.locks[shard] // one value, so a call of f also waits for an earlier call that has lost its session
-		runs.Go(func() {
-			defer stop(nil)
-			err := errors.New("the function ended its goroutine; see runtime.Goexit") // err keeps this value if the method `own` does not return
-			defer func() {
-				if err != nil && owned.Err() == nil {
-					fail(err)
-				}
-			}()
-			err = r.own(owned, lock, shard)
-		})
-	}
-}
-
-// The method `own` waits for m, the lock of a shard, and calls the function for the shard. It
-// repeats this until ctx ends or the function fails.
-func (r *partitioning) own(ctx context.Context, m *Mutex, shard string) error {
-	for try := 0; ; try++ {
+	}()
+	for try := 1; ctx.Err() == nil; try++ {
 		var failed error
-		err := m.Do(ctx, func(ctx context.Context) error {
-			if err := r.f(ctx, shard); err != nil && ctx.Err() == nil {
+		err = errors.New("the function ended its goroutine; see runtime.Goexit") // unless Do returns
+		err = m.Do(ctx, func(ctx context.Context) error {
+			if err := f(ctx, shard); err != nil && ctx.Err() == nil {
 				failed = err
 			}
 			return nil
 		})
 		switch {
 		case failed != nil:
-			return failed
-		case ctx.Err() != nil:
-			return session.CtxErr(ctx)
-		case errors.Is(err, ErrClosed), err != nil && !errors.Is(err, ErrLost):
-			return err
-		}
-		if err != nil {
+			err = failed
+			return
+		case err == nil:
+			session.Sleep(ctx, m.s.m.Config.Retry.Delay(try))
+		case errors.Is(err, ErrClosed), !errors.Is(err, ErrLost):
+			return
+		default: // try again in the next session
 			try = 0
-			continue // try again in the next session
-		}
-		if err := session.Sleep(ctx, r.p.s.m.Config.Retry.Delay(try+1)); err != nil {
-			return err
 		}
 	}
 }

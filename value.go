@@ -137,8 +137,11 @@ func (v *Value[T]) decode(n session.Node) (x T, err error) {
 	return x, err
 }
 
-// The method `encode` returns the stored form of x, which can be stored and fits into a transaction.
-func (v *Value[T]) encode(x T) ([]byte, error) {
+// The method `encode` checks v, and returns the stored form of x, which fits into a transaction.
+func (v *Value[T]) encode(ctx context.Context, x T) ([]byte, error) {
+	if err := v.check(ctx); err != nil {
+		return nil, err
+	}
 	data, err := codec.Encode(v.codec, x)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode a %T: %w", x, err)
@@ -159,10 +162,7 @@ func (v *Value[T]) encode(x T) ([]byte, error) {
 // Store stores x.
 func (v *Value[T]) Store(ctx context.Context, x T) (err error) {
 	defer v.wrap("store", &err)
-	if err := v.check(ctx); err != nil {
-		return err
-	}
-	data, err := v.encode(x)
+	data, err := v.encode(ctx, x)
 	for err == nil {
 		err = v.commit(ctx, &zk.SetDataRequest{Path: v.at.Path, Data: data, Version: -1})
 		if !session.IsNoNode(err) {
@@ -237,7 +237,7 @@ func (v *Value[T]) change(ctx context.Context, next func(now session.Node) ([]an
 			}
 			ops = append(guard, ops...)
 		}
-		if err = v.commit(ctx, ops...); !session.IsBadVersion(err) && !session.IsNoNode(err) && !session.IsNodeExists(err) {
+		if err = v.commit(ctx, ops...); err == nil || unlessChanged(err) != nil {
 			return was, err
 		}
 		// Competing processes must not try at the same times. The wait is short, because one of them has
@@ -255,10 +255,7 @@ func (v *Value[T]) change(ctx context.Context, next func(now session.Node) ([]an
 // Version matches no new value.
 func (v *Value[T]) CompareAndSwap(ctx context.Context, old Version, x T) (swapped bool, err error) {
 	defer v.wrap("compareandswap", &err)
-	if err := v.check(ctx); err != nil {
-		return false, err
-	}
-	data, err := v.encode(x)
+	data, err := v.encode(ctx, x)
 	if err != nil {
 		return false, err
 	}
@@ -291,7 +288,7 @@ func (v *Value[T]) Update(ctx context.Context, f func(T) (T, error)) (x T, err e
 		if x, err = f(was); err != nil {
 			return nil, err
 		}
-		data, err := v.encode(x)
+		data, err := v.encode(ctx, x)
 		return v.write(now, data), err
 	})
 	if err != nil {
