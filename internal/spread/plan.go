@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -16,23 +15,18 @@ import (
 // the ids of the members that are left out. Equal `owners` and equal `wants` give the same result
 // in every process.
 func Fit(owners map[string]string, wants map[string][]string, fits func(plan map[string]string) bool) (plan map[string]string, out []string) {
-	if plan = Balance(owners, wants); fits(plan) {
-		return plan, nil
-	}
 	rank := make(map[string]int) // -1 for a member with shards
 	for _, id := range owners {
 		rank[id] = -1
 	}
 	ids := slices.SortedFunc(maps.Keys(wants), func(a, b string) int { return cmp.Or(rank[a]-rank[b], strings.Compare(a, b)) })
-	of := func(n int) map[string]string {
-		some := make(map[string][]string, n)
-		for _, id := range ids[:n] {
-			some[id] = wants[id]
+	for wants = maps.Clone(wants); ; {
+		n := len(wants)
+		if plan = Balance(owners, wants); n == 0 || fits(plan) {
+			return plan, ids[n:]
 		}
-		return Balance(owners, some)
+		delete(wants, ids[n-1])
 	}
-	n := sort.Search(len(ids)-1, func(n int) bool { return !fits(of(n + 1)) })
-	return of(n), ids[n:]
 }
 
 // A PlanCodec encodes a plan as JSON. A plan is a map[string]string: by shard, the id of the member
