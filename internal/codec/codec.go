@@ -65,7 +65,7 @@ func (c Own) Marshal(v any) (data []byte, err error) {
 	case !utf8.Valid(data): // encoding/json copies the text of a Marshaler, and changes all other strings
 		err = session.Invalid("the text of a json.Marshaler, such as a json.RawMessage, is no UTF-8, and JSON cannot hold it")
 	case bytes.Contains(data, []byte(replacement)):
-		err = checkUTF8("the value", reflect.ValueOf(v))
+		err = checkUTF8(v)
 	}
 	return data, err
 }
@@ -142,13 +142,11 @@ func unshared(c Encoding, data []byte) []byte {
 // Decode is the inverse of Encode. If Decode returns an error, v is the zero value: a partly
 // decoded value is useless.
 func Decode[T any](c Encoding, data []byte) (v T, err error) {
-	defer func() {
-		if err != nil {
-			v = *new(T)
-		}
-	}()
 	defer recovered(c, &err)
-	err = c.Unmarshal(unshared(c, data), &v)
+	var x T
+	if err = c.Unmarshal(unshared(c, data), &x); err == nil {
+		v = x
+	}
 	return v, err
 }
 
@@ -160,11 +158,8 @@ func EncodePair[T1, T2 any](c Encoding, v1 T1, v2 T2) ([]byte, error) {
 		return nil, err
 	}
 	second, err := Encode(c, v2)
-	if err != nil {
-		return nil, err
-	}
 	data := binary.BigEndian.AppendUint32(nil, uint32(len(first)))
-	return append(append(data, first...), second...), nil
+	return append(append(data, first...), second...), err
 }
 
 // DecodePair is the inverse of EncodePair. If it returns an error, both values are zero.
@@ -173,12 +168,10 @@ func DecodePair[T1, T2 any](c Encoding, data []byte) (v1 T1, v2 T2, err error) {
 		return v1, v2, errors.New("the stored bytes are not a pair of values")
 	}
 	n := binary.BigEndian.Uint32(data)
-	first, err := Decode[T1](c, data[4:4+n])
-	if err == nil {
-		v2, err = Decode[T2](c, data[4+n:])
-	}
-	if err == nil {
-		v1 = first
+	if v1, err = Decode[T1](c, data[4:4+n]); err == nil {
+		if v2, err = Decode[T2](c, data[4+n:]); err != nil {
+			v1 = *new(T1)
+		}
 	}
 	return v1, v2, err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/zsync/zsync/internal/session"
@@ -24,62 +25,52 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// checkUTF8 returns an error if v contains a string that encoding/json would change. The text `at`
-// gives the place of v in the whole value.
-func checkUTF8(at string, v reflect.Value) error {
+// checkUTF8 returns an error if v contains a string that encoding/json would change.
+func checkUTF8(v any) (err error) {
+	eachString("the value", reflect.ValueOf(v), func(at, s string) {
+		for i, r := range s {
+			if r == utf8.RuneError && !strings.HasPrefix(s[i:], "\uFFFD") && err == nil {
+				err = session.Invalid("%s is no UTF-8 (byte %#x at %d), and JSON cannot hold it: make it a []byte, or use WithCodec(Gob), or WithCodec(Raw) for values that are strings", at, s[i], i)
+			}
+		}
+	})
+	return err
+}
+
+// eachString calls f with each string in v that encoding/json would write, and with its place in the
+// whole value. The text `at` is the place of v.
+func eachString(at string, v reflect.Value, f func(at, s string)) {
 	if !v.IsValid() || (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && v.IsNil() || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {
-		return nil // the text of a Marshaler is not checked
+		return // the text of a Marshaler is not checked
 	}
 	if v.CanAddr() && v.Addr().Type().Implements(textMarshaler) {
 		v = v.Addr()
 	}
 	if v.Type().Implements(textMarshaler) && v.CanInterface() {
 		text, _ := v.Interface().(encoding.TextMarshaler).MarshalText()
-		return checkString(at, string(text))
+		v = reflect.ValueOf(string(text))
 	}
 	switch v.Kind() {
 	case reflect.String:
-		return checkString(at, v.String())
+		f(at, v.String())
 	case reflect.Pointer, reflect.Interface:
-		return checkUTF8(at, v.Elem())
+		eachString(at, v.Elem(), f)
 	case reflect.Slice, reflect.Array:
 		for i := range v.Len() {
-			if err := checkUTF8(fmt.Sprintf("%s[%d]", at, i), v.Index(i)); err != nil {
-				return err
-			}
+			eachString(fmt.Sprintf("%s[%d]", at, i), v.Index(i), f)
 		}
 	case reflect.Map:
 		for key, value := range v.Seq2() {
 			here := fmt.Sprintf("%s[%q]", at, fmt.Sprint(key))
-			if err := checkUTF8("the key "+here, key); err != nil {
-				return err
-			}
-			if err := checkUTF8(here, value); err != nil {
-				return err
-			}
+			eachString("the key "+here, key, f)
+			eachString(here, value, f)
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
-			f := v.Type().Field(i)
-			if tag := f.Tag.Get("json"); tag == "-" || !f.IsExported() && !f.Anonymous {
-				continue
-			}
-			if err := checkUTF8(at+"."+f.Name, v.Field(i)); err != nil {
-				return err
+			field := v.Type().Field(i)
+			if field.Tag.Get("json") != "-" && (field.IsExported() || field.Anonymous) {
+				eachString(at+"."+field.Name, v.Field(i), f)
 			}
 		}
 	}
-	return nil
-}
-
-func checkString(at, s string) error {
-	for i, r := range s {
-		if r != utf8.RuneError {
-			continue
-		}
-		if _, size := utf8.DecodeRuneInString(s[i:]); size == 1 {
-			return session.Invalid("%s is no UTF-8 (byte %#x at %d), and JSON cannot hold it: make it a []byte, or use WithCodec(Gob), or WithCodec(Raw) for values that are strings", at, s[i], i)
-		}
-	}
-	return nil
 }

@@ -103,7 +103,6 @@ type Writer struct {
 	n       int64
 	pending []byte            // whole lines
 	dropped int64             // number of dropped records since the last written record
-	missing bool              // the last call of Write failed in the middle of a line
 	closed  bool              // no more records come
 	held    map[string]Record // by the full path of a znode: the records to write when it is deleted
 
@@ -160,10 +159,16 @@ func (t *Writer) Hold(full string, l Record) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch {
+	switch gone, known := t.held[full]; {
 	case full == "":
 	case l.Event == Grant, l.Event == Move:
 		t.held[full] = Record{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}
+	case l.Event == Gone && !known:
+		return
+	case l.Event == Gone:
+		gone.Zxid = l.Zxid
+		l = gone
+		fallthrough
 	case l.Event == Loss:
 		delete(t.held, full)
 	}
@@ -172,35 +177,33 @@ func (t *Writer) Hold(full string, l Record) {
 
 // Gone writes the record of a deletion: the transaction `zxid` has deleted the znode at the path
 // `full`. If the transaction is unknown, `zxid` is 0.
-func (t *Writer) Gone(full string, zxid int64) {
-	if t == nil {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	l, ok := t.held[full]
-	if !ok {
-		return
-	}
-	delete(t.held, full)
-	l.Zxid = zxid
-	t.lineLocked(l)
-}
+func (t *Writer) Gone(full string, zxid int64) { t.Hold(full, Record{Event: Gone, Zxid: zxid}) }
 
-// The method `run` writes pending records until the Writer is closed.
+// The method `run` writes pending records until the Writer is closed. It passes whole lines to the
+// io.Writer in one call, or drops them if that fails.
 func (t *Writer) run() {
 	defer close(t.ended)
-	failed := false
+	failed, torn := false, false // torn: the last call failed in the middle of a line
 	for range t.wake {
 		t.mu.Lock()
 		text, closed := t.pending, t.closed
 		t.pending = nil
 		t.mu.Unlock()
-		if len(text) > 0 {
-			if err := t.write(text); err != nil && !failed {
+		lines := int64(bytes.Count(text, []byte("\n")))
+		if torn && lines > 0 {
+			text = append([]byte("\n"), text...)
+		}
+		if n, err := t.write(text); err != nil {
+			torn = torn || n > 0
+			t.mu.Lock()
+			t.dropped += lines
+			t.mu.Unlock()
+			if !failed {
 				failed = true
 				t.log(err)
 			}
+		} else if lines > 0 {
+			torn = false
 		}
 		if closed {
 			return
@@ -208,28 +211,20 @@ func (t *Writer) run() {
 	}
 }
 
-// The method `write` passes complete records to the io.Writer in one call, or drops them if it fails.
-func (t *Writer) write(text []byte) (err error) {
-	lines := int64(bytes.Count(text, []byte("\n")))
-	if t.missing {
-		text = append([]byte("\n"), text...) // ends the incomplete line
-	}
+// The method `write` calls the io.Writer, unless text is empty.
+func (t *Writer) write(text []byte) (n int, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the writer panicked: %v", p)
 		}
-		if err != nil {
-			t.mu.Lock()
-			t.dropped += lines
-			t.mu.Unlock()
-		}
 	}()
-	n, err := t.w.Write(text)
+	if len(text) > 0 {
+		n, err = t.w.Write(text)
+	}
 	if err == nil && n < len(text) {
 		err = io.ErrShortWrite
 	}
-	t.missing = err != nil && (n > 0 || t.missing)
-	return err
+	return n, err
 }
 
 // Close writes the last record, and waits until all are written, but no longer than `limit`.
