@@ -218,7 +218,6 @@ func (m *made) during(ctx context.Context, f func(inc *session.Incarnation) erro
 	return m.s.m.During(ctx, f)
 }
 
-// checkNew checks the arguments of every constructor.
 func checkNew(s *Session, path string, err error) error {
 	if s == nil {
 		return session.Invalid("the Session is nil")

@@ -200,19 +200,17 @@ func (s *Session) sending(ctx context.Context, lost <-chan struct{}, ops []any, 
 	return rs, session.Refused(bare, rs, err) // a QueueOp has no response
 }
 
-// parseServers splits a connect string.
 func parseServers(servers string) (hosts []string, chroot string, err error) {
-	list := servers
 	if strings.Contains(servers, "://") {
 		return nil, "", session.Invalid("connect string %q has a scheme; want host:port[,host:port...][/chroot]", servers)
 	}
-	if i := strings.IndexByte(servers, '/'); i >= 0 {
-		list, chroot = servers[:i], servers[i:]
-		if chroot == "/" {
-			chroot = ""
-		} else if strings.Contains(chroot, ",") {
+	list, root, _ := strings.Cut(servers, "/")
+	if root != "" {
+		chroot = "/" + root
+		if strings.Contains(chroot, ",") {
 			return nil, "", session.Invalid("connect string %q: the chroot comes once, after the last server, and has no comma", servers)
-		} else if err := session.CheckPath(chroot); err != nil {
+		}
+		if err := session.CheckPath(chroot); err != nil {
 			return nil, "", fmt.Errorf("chroot of %q: %w", servers, err)
 		}
 	}
@@ -228,28 +226,24 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 
 // hostPort adds the default port to host if host has no port.
 func hostPort(host string) (string, error) {
-	if host == "" {
-		return "", session.Invalid("a server's name is empty; want host:port[,host:port...][/chroot]")
-	}
-	full := host
-	if _, _, err := net.SplitHostPort(host); err != nil { // host has no port
+	name, port, err := net.SplitHostPort(host)
+	if err != nil { // host has no port
+		name, port = host, "2181"
 		if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
-			host = host[1 : len(host)-1]
+			name = host[1 : len(host)-1]
 		}
-		full = net.JoinHostPort(host, "2181")
 	}
-	name, port, err := net.SplitHostPort(full)
 	n, portErr := strconv.ParseUint(port, 10, 16)
 	_, notIP := netip.ParseAddr(name) // an IP address may have a zone, as in fe80::1%eth0
 	switch {
-	case err != nil, strings.ContainsAny(name, "[]"), strings.ContainsFunc(full, unicode.IsSpace), strings.Contains(name, ":") && notIP != nil:
-		return "", session.Invalid("server %q is not host:port", host)
 	case name == "":
-		return "", session.Invalid("server %q has no name; want host:port", host)
+		return "", session.Invalid("server %q has no name; want host:port[,host:port...][/chroot]", host)
+	case strings.ContainsAny(name, "[]"), strings.ContainsFunc(host, unicode.IsSpace), strings.Contains(name, ":") && notIP != nil:
+		return "", session.Invalid("server %q is not host:port", host)
 	case portErr != nil || n == 0:
 		return "", session.Invalid("server %q has the port %q; want a number from 1 to 65535", host, port)
 	}
-	return full, nil
+	return net.JoinHostPort(name, port), nil
 }
 
 // Get reads the data and the Stat of any znode, for the versions that [Session.Txn] needs, and
@@ -301,7 +295,6 @@ func (s *Session) begin(ctx context.Context, op Op) (context.Context, operation)
 	return ctx, o
 }
 
-// The method `end` reports the end of o.
 func (o *operation) end(err error) {
 	if o.op.Kind == OpAcquire {
 		o.s.m.Waited(o.op.Name, o.op.Path, o.began, err)
