@@ -87,7 +87,7 @@ var mapCrashes = []crash{{
 	}),
 	after:    afterMap,
 	leaves:   mapLeaves,
-	requests: 4,
+	requests: 3,
 }, {
 	name: "Map.Delete",
 	child: withMap(func(ctx context.Context, m *zsync.Map[int], _ zsync.Version) error {
@@ -104,7 +104,7 @@ var mapCrashes = []crash{{
 	}),
 	after:    afterMap,
 	leaves:   mapLeaves,
-	requests: 4,
+	requests: 3,
 }, {
 	name: "Map.CompareAndSwap",
 	child: withMap(func(ctx context.Context, m *zsync.Map[int], v zsync.Version) error {
@@ -113,7 +113,7 @@ var mapCrashes = []crash{{
 	}),
 	after:    afterMap,
 	leaves:   mapLeaves,
-	requests: 4,
+	requests: 3,
 }, {
 	name: "Map.CompareAndDelete",
 	child: withMap(func(ctx context.Context, m *zsync.Map[int], v zsync.Version) error {
@@ -122,7 +122,7 @@ var mapCrashes = []crash{{
 	}),
 	after:    afterMap,
 	leaves:   mapLeaves,
-	requests: 4,
+	requests: 3,
 }, {
 	name: "Map.Clear",
 	child: func(ctx context.Context, s *zsync.Session, begin func()) error {
