@@ -2,7 +2,6 @@ package zsync
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -126,52 +125,29 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 		if data, ok, err := o.settled(); ok {
 			return data, o.fail("do", err)
 		}
-		data, err := o.round(ctx, f)
-		if errors.Is(err, errMarked) || errors.Is(err, session.ErrEnded) {
-			continue
-		}
-		return data, err
-	}
-}
-
-// The method `round` is one attempt of do. After errMarked or ErrEnded, the caller tries another
-// round.
-func (o *Once) round(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) (data []byte, err error) {
-	g, err := o.look(ctx, o.valued) // Step 1.
-	if g.there || err != nil {
-		return g.data, o.fail("do", err)
-	}
-	defer g.leave()
-	_, err = o.inTurn(ctx, &o.line, "once", "do", func(ctx context.Context) error {
-		return cmp.Or(o.await(ctx, g), errMarked) // Step 2.
-	}, func(ctx context.Context, h *lock.Grant) error {
-		// Step 3. If the watch stands, no mark exists while h holds. Argument: a Do creates the mark in the
-		// transaction that deletes its znode, and before that deletion. So on one connection, the event of
-		// the mark arrives before any event or listing that shows h to be the first contender. On a new
-		// connection, the client sets the watch again before all requests. A turn then needs the reply to
-		// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
-		// other contenders are behind h.
-		if inc := h.Claim.Incarnation; g.inc == inc && inc.Watches.Stands(g.w) {
-			return nil
-		}
-		g, err := o.look(ctx, o.valued)
-		g.leave()
-		if g.there {
-			return errMarked
-		}
-		return err
-	}, func(ctx context.Context, h *lock.Grant) (err error) {
-		returned := false
-		defer func() {
-			if !returned { // a panic, or runtime.Goexit
-				o.panicked.Store(true)
+		var data []byte
+		_, err := o.inTurn(ctx, &o.line, "do", func(ctx context.Context, stands bool) (g sight, err error) {
+			if !stands { // Steps 1 and 3.
+				if g, err = o.look(ctx); g.there {
+					err = errMarked
+				}
 			}
-		}()
-		data, err = f(ctx, session.BaseName(h.Claim.Path))
-		returned = true
-		return err
-	}, func(h *lock.Grant) error { return o.write(h, data) })
-	return data, err
+			return g, err
+		}, func(ctx context.Context, h *lock.Grant) (err error) {
+			returned := false
+			defer func() {
+				if !returned { // a panic, or runtime.Goexit
+					o.panicked.Store(true)
+				}
+			}()
+			data, err = f(ctx, session.BaseName(h.Claim.Path))
+			returned = true
+			return err
+		}, func(h *lock.Grant) error { return o.write(h, data) })
+		if !errors.Is(err, errMarked) && !errors.Is(err, session.ErrEnded) {
+			return data, err
+		}
+	}
 }
 
 // The method `settled` reports whether this process knows the result without a request.
@@ -179,87 +155,88 @@ func (o *Once) settled() (data []byte, ok bool, err error) {
 	if o.panicked.Load() {
 		return nil, true, ErrPanicked
 	}
-	g, ok := o.known()
-	return g.data, ok && (g.read || !o.valued), nil
+	if g := o.known(); g != nil && (g.read || !o.valued) {
+		return g.data, true, nil
+	}
+	return nil, false, nil
 }
 
-// The type `sight` is what one read saw at the path of the mark, with the watch that it left: on the
-// mark's data, or on its creation. The zero sight is a read that found no mark and left no watch.
+// The type `sight` is what one read saw at a path, with the watch that it left: on the data of the
+// znode or, if there is none, on its creation.
 type sight struct {
 	inc   *session.Incarnation
 	w     *conn.Watch // joined
-	there bool        // whether the mark exists
+	there bool        // whether the znode exists
 	read  bool        // whether data is set
 	data  []byte
 
-	unwatch func() // leaves w, if the sight is remembered
+	unwatch func() // leaves w, if a Once remembers the sight
 }
 
-// The method `leave` leaves the watch on the creation of the mark, if the mark did not exist.
+// The method `leave` leaves the watch of g. The sight of a failed read has none.
 func (g sight) leave() {
-	if g.w != nil && !g.there {
+	if g.w != nil {
 		g.inc.Watches.Leave(g.w)
 	}
 }
 
-// The method `known` returns the mark as it was seen, and whether it is still known to exist. It
-// also checks the session, because a client that is cut off receives no event of a deletion.
-func (o *Once) known() (g sight, ok bool) {
-	if seen := o.seen.Load(); seen != nil {
-		g = *seen
+// The method `known` returns the mark as it was seen, or nil if it may not exist now. It also checks
+// the session, because a client that is cut off receives no event of a deletion.
+func (o *Once) known() *sight {
+	if g := o.seen.Load(); g != nil && !session.IsClosed(g.w.Fired) && g.inc.Alive() {
+		return g
 	}
-	return g, g.there && !session.IsClosed(g.w.Fired) && g.inc.Alive()
+	return nil
 }
 
 // shortMark is a number of bytes. The data of a Once's mark are always longer, because they
 // contain the name of a znode in the line.
 const shortMark = 40
 
-// The method `look` looks for the mark, and remembers it. The caller must call the sight's method
-// `leave`. If the argument `value` is true, `look` also reads the mark's data; if it then finds no
-// mark, the sight is zero.
-func (o *Once) look(ctx context.Context, value bool) (g sight, err error) {
-	err = o.s.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if !value {
-			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: o.mark})
-			stat, err := inc.Exists(ctx, o.mark)
-			if err == nil && (stat == nil || stat.DataLength >= shortMark && stat.Cversion == 0 && stat.EphemeralOwner == 0) {
-				g = sight{inc: inc, w: w, there: stat != nil}
+// The method `see` reads the znode at path: its data if `value` is true, and otherwise only whether it
+// is the mark of a Once. The argument `fresh` is for a read of the data that must not lag.
+func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight, err error) {
+	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
+		get := inc.Get
+		if fresh {
+			get = inc.GetFresh
+		}
+		for read := value; ; read = !read { // until a read has seen the znode, or that there is none
+			seen := sight{inc: inc, read: read}
+			var stat *zk.Stat
+			var err error
+			if read {
+				seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
+				seen.data, stat, err = inc.GetMade(ctx, path, get)
+			} else {
+				seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
+				stat, err = inc.Exists(ctx, path)
+				if stat != nil && (value || stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0) {
+					err = zk.ErrNoNode // read it: path/done may be the parent znode of another primitive
+				}
+			}
+			seen.there = stat != nil
+			if err == nil {
+				g = seen
 				return nil
 			}
-			inc.Watches.Leave(w)
-			if err != nil {
+			seen.leave()
+			if err = unlessNoNode(err); err != nil {
 				return err
 			}
-			// This is not a mark: path/done may be the parent znode of another primitive.
 		}
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark})
-		data, _, err := inc.GetMade(ctx, o.mark, inc.Get)
-		if err != nil {
-			inc.Watches.Leave(w)
-			return unlessNoNode(err)
-		}
-		g = sight{inc: inc, w: w, there: true, read: true, data: data}
-		return nil
 	})
-	if err != nil {
-		return sight{}, err
-	}
-	o.remember(g)
-	return g, nil
+	return g, err
 }
 
-// The method `await` waits until the mark exists or has existed. In the session of `none`, a sight
-// without a mark, that costs no request.
-func (o *Once) await(ctx context.Context, none sight) error {
-	return o.s.m.During(ctx, func(inc *session.Incarnation) error {
-		if none.inc == inc {
-			if err := inc.AwaitFired(ctx, none.w); err != nil || none.w.Event == zk.EventNodeCreated {
-				return err
-			}
-		}
-		return inc.AwaitMade(ctx, o.mark)
-	})
+// The method `look` looks for the mark, and remembers it. If there is none, the caller must leave the
+// watch.
+func (o *Once) look(ctx context.Context) (sight, error) {
+	g, err := o.see(ctx, o.mark, o.valued, false)
+	if err == nil {
+		o.remember(g)
+	}
+	return g, err
 }
 
 // The method `remember` replaces the remembered mark by g, or forgets it if g is a sight without a
@@ -282,26 +259,33 @@ var errMarked = errors.New("the mark has been made")
 // The method `inTurn` waits in the line and runs f, which must succeed once. A contender that
 // succeeds writes a record: the mark of a Once, or path/last of a Schedule.
 //
-//   - If a contender is ahead, inTurn calls `came`, which waits for the record and then returns
-//     errMarked. No contender behind us writes the record.
-//   - In our turn, `look` returns an error if f must not run, such as errMarked.
+//   - The function `look` reads the record, and returns an error if f must not run: errMarked, or
+//     another error. If `stands` is true, the record has not changed since the previous call, so
+//     `look` reads nothing. It is called before the wait and in our turn.
+//   - If the record changes while a contender is ahead, the wait ends with errMarked.
 //   - If f succeeds, `write` writes the record and leaves the line, even if ctx has ended.
 //
 // The result `ran` reports whether f was called.
-func (m *made) inTurn(ctx context.Context, line *lock.Line, primitive, op string, came func(ctx context.Context) error, look, f func(ctx context.Context, h *lock.Grant) error, write func(h *lock.Grant) error) (ran bool, err error) {
-	_, o := m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: primitive, Name: op, Path: m.path})
+func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func(ctx context.Context, stands bool) (sight, error), f func(ctx context.Context, h *lock.Grant) error, write func(h *lock.Grant) error) (ran bool, err error) {
+	g, err := look(ctx, false)
+	if err != nil {
+		return false, opError("do", m.path, err)
+	}
+	defer g.leave()
+	_, o := m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: line.Kind, Name: op, Path: m.path})
 	wait, cancel := context.WithCancelCause(ctx)
-	var first sync.Once
 	var behind lock.Ahead
-	place := lock.Place{Line: line, Behind: &behind, Waits: func() {
-		first.Do(func() {
-			m.s.m.Spawn(func() {
-				if came(wait) == errMarked {
-					cancel(errMarked)
-				}
-			})
+	place := lock.Place{Line: line, Behind: &behind, Waits: sync.OnceFunc(func() {
+		m.s.m.Spawn(func() {
+			err := g.inc.AwaitFired(wait, g.w)
+			if errors.Is(err, session.ErrEnded) {
+				_, err = m.s.m.Incarnation(wait) // look again in the next session
+			}
+			if err == nil {
+				cancel(errMarked)
+			}
 		})
-	}}
+	})}
 	p, err := place.Take(wait)
 	place.Leave() // if `wait` has ended
 	cancel(nil)
@@ -321,8 +305,18 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, primitive, op string
 	}
 	h := p.Grant(op)
 	ctx = o.got(ctx, h)
-	lapse := h.Claim.Incarnation.Lapse()
-	if err = look(ctx, h); err == nil {
+	// If the watch stands, the record is the same while h holds. Argument: a contender writes the record
+	// before it deletes its znode, or in the same transaction. So on one connection, the event of the
+	// record arrives before any event or listing that shows h to be the first contender. On a new
+	// connection, the client sets the watch again before all requests. A turn then needs the reply to
+	// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
+	// other contenders are behind h.
+	inc := h.Claim.Incarnation
+	lapse := inc.Lapse()
+	stands := g.inc == inc && inc.Watches.Stands(g.w)
+	again, err := look(ctx, stands)
+	if err == nil {
+		again.leave()
 		err = h.Recheck(ctx, lapse)
 	}
 	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
@@ -345,15 +339,14 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, primitive, op string
 		if !succeeded {
 			return opError("do", m.path, d.giveUp(ctx, m.s.m, h.Release))
 		}
-		// If ctx has ended, wait for a short time, in which a working server answers. If h is lost from
-		// now on, the record may exist.
-		lost := h.Err()
+		// If ctx has ended, wait for a short time, in which a working server answers. If h is lost already,
+		// `write` fails at once.
 		done := make(chan error, 1)
 		m.s.m.Spawn(func() { defer d.function.End(); done <- write(h) })
 		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
 			return opError("do", m.path, err)
 		}
-		return opError("do", m.path, session.JoinErrors([]error{session.CtxErr(ctx), lost}))
+		return opError("do", m.path, session.CtxErr(ctx))
 	})
 }
 
@@ -416,14 +409,16 @@ func (o *Once) done(ctx context.Context) (bool, error) {
 	if err := o.check(ctx); err != nil {
 		return false, err
 	}
-	if _, ok := o.known(); ok {
+	if o.known() != nil {
 		return true, nil
 	}
 	for synced := false; ; synced = true {
-		g, err := o.look(ctx, false)
-		g.leave()
-		if g.there || synced || err != nil {
+		g, err := o.look(ctx)
+		if g.there || err != nil {
 			return g.there, err
+		}
+		if g.leave(); synced {
+			return false, nil
 		}
 		if err := o.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Sync(ctx, o.mark) }); err != nil {
 			return false, err

@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/timetable"
@@ -44,7 +43,7 @@ import (
 //
 // # Cost
 //
-// Do takes 1 round trip if the instant was done, and none if this process knows that. A run takes 5
+// Do takes 1 round trip if the instant was done, and none if this process knows that. A run takes 4
 // besides the function. Its end wakes all waiters.
 //
 // # Znodes
@@ -200,55 +199,57 @@ func (c *Schedule) Do(ctx context.Context, at time.Time, f func(ctx context.Cont
 	case !timetable.Recordable(at):
 		return false, session.Invalid("the instant is %v; it must be after the zero time and before the year 10000", at)
 	}
-	over := func(r scheduleRecord) bool { return !r.done.Before(at) }
-	choose := func(scheduleRecord) (time.Time, error) { return at, nil }
-	for {
-		if passed, err := c.passed(ctx, at); passed || err != nil {
-			return false, err
+	passed := false
+	choose := func(r scheduleRecord) (time.Time, error) {
+		if passed = !r.done.Before(at); passed {
+			return at, errMarked
 		}
-		ran, err := c.attempt(ctx, over, choose, math.MaxInt, func(ctx context.Context, _ time.Time) error { return f(ctx) })
-		if !errors.Is(err, errMarked) {
+		return at, nil
+	}
+	for {
+		c.mu.Lock()
+		known := !c.done.Before(at) && !c.done.After(c.now().Add(ahead))
+		c.mu.Unlock()
+		if known {
+			return false, session.CtxErr(ctx)
+		}
+		ran, err := c.attempt(ctx, choose, math.MaxInt, func(ctx context.Context, _ time.Time) error { return f(ctx) })
+		switch {
+		case passed:
+			return false, nil
+		case !errors.Is(err, errMarked):
 			return ran, err
 		}
-		// The loop reads again whether the instant has been done.
 	}
 }
 
-// The method `attempt` waits for its turn, runs f for the instant that the function `choose` then
-// picks, given the content of path/last, and records the result. If the function `over` returns true
-// for that content, no instant must run, and the wait ends. It reports whether it ran f. The error is
-// errMarked if no instant was run. Then the caller reads path/last again.
-func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
-	if err := c.entering(ctx, c.line.Bases); err != nil {
-		return false, err
-	}
+// The method `attempt` waits for its turn, runs f for an instant, and records the result. It reports
+// whether it ran f. The function `choose` chooses the instant, given the content of path/last. It
+// returns errMarked if none must run: then the wait ends with errMarked, and the caller reads path/last
+// again.
+func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (time.Time, error), retries int, f func(ctx context.Context, at time.Time) error) (ran bool, err error) {
 	var r scheduleRecord
-	var at time.Time
-	var ended func(err error)
-	return c.inTurn(ctx, &c.line, "mutex", "lock", func(ctx context.Context) error {
-		return c.s.m.During(ctx, func(inc *session.Incarnation) error {
-			return inc.Follow(ctx, c.s.m.Full(c.last()), func(n session.Node, _ *conn.Watch) error {
-				r, err := c.parse(n.Data)
-				if err == nil {
-					if c.learn(r); over(r) {
-						err = errMarked
-					}
-				}
-				return err
-			})
-		})
-	}, func(ctx context.Context, _ *lock.Grant) (err error) {
-		// The previous holder first recorded its result, and then left the line. So this read returns
-		// that record.
-		if r, err = c.load(ctx, false); err == nil && over(r) {
-			err = errMarked
+	var at, began time.Time
+	ended := func(err error) {
+		c.s.m.Observe(session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: err})
+	}
+	return c.inTurn(ctx, &c.line, "lock", func(ctx context.Context, stands bool) (g sight, err error) {
+		if !stands {
+			g, r, err = c.load(ctx, false)
 		}
 		if err == nil {
 			at, err = choose(r)
 		}
-		return err
+		if err == nil {
+			err = c.entering(ctx, c.line.Bases)
+		}
+		if err != nil {
+			g.leave()
+		}
+		return g, err
 	}, func(ctx context.Context, h *lock.Grant) error {
-		ended = c.observe()
+		began = time.Now()
+		c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
 		err := ErrPanicked // stays the result if f does not return
 		defer func() {
 			if err != nil {
@@ -266,15 +267,6 @@ func (c *Schedule) attempt(ctx context.Context, over func(scheduleRecord) bool, 
 		h.Release() // its error does not matter: f was successful, even if h was lost after the record
 		return err
 	})
-}
-
-// The method `observe` tells the observer that f starts. The caller calls `ended` at the end.
-func (c *Schedule) observe() (ended func(err error)) {
-	began := time.Now()
-	c.s.m.Observe(session.Report{Kind: session.EventStarted, Op: "run", Path: c.path})
-	return func(err error) {
-		c.s.m.Observe(session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: err})
-	}
 }
 
 // recordFailure records that f failed with the error `cause`. After the last attempt, it records
@@ -344,51 +336,23 @@ func (c *Schedule) learn(r scheduleRecord) {
 	c.done = at
 }
 
-// The method `passed` reports whether the instant `at`, or a later one, has been done. If the
-// server lags, it may return false for a done instant, but never true for one that was not done.
-func (c *Schedule) passed(ctx context.Context, at time.Time) (bool, error) {
-	c.mu.Lock()
-	known := !c.done.Before(at) && !c.done.After(c.now().Add(ahead))
-	c.mu.Unlock()
-	if known {
-		return true, session.CtxErr(ctx)
+// The method `load` reads path/last. If that znode does not exist, the record is empty. The caller must
+// leave the sight, also after an error.
+func (c *Schedule) load(ctx context.Context, fresh bool) (g sight, r scheduleRecord, err error) {
+	// Check the ACL of the path before the lock does, because a forged record can prevent a run. Last
+	// and LastFailure run no function, so they return the record in spite of a wide ACL. But the
+	// Schedule does not remember that record.
+	vet := c.during(ctx, func(inc *session.Incarnation) error { return inc.VetHere(ctx, c.s.m.Full(c.path)) })
+	if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
+		return g, r, vet
 	}
-	r, err := c.load(ctx, false)
-	return !r.done.Before(at), err
-}
-
-// The method `load` reads path/last. If that znode does not exist, the record is empty.
-func (c *Schedule) load(ctx context.Context, fresh bool) (r scheduleRecord, err error) {
-	if err := c.misuse(); err != nil {
-		return r, err
+	if g, err = c.see(ctx, c.s.m.Full(c.last()), true, fresh); err == nil && g.there {
+		r, err = c.parse(g.data)
 	}
-	err = c.s.m.During(ctx, func(inc *session.Incarnation) error {
-		// Check the ACL of the path before the lock does, because a forged record can prevent a run. Last
-		// and LastFailure run no function, so they return the record in spite of a wide ACL. But the
-		// Schedule does not remember that record.
-		vet := inc.VetHere(ctx, c.s.m.Full(c.path))
-		if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
-			return vet
-		}
-		read := inc.Get
-		if fresh {
-			read = inc.GetFresh
-		}
-		data, _, err := inc.GetMade(ctx, c.s.m.Full(c.last()), read)
-		if session.IsNoNode(err) {
-			r = scheduleRecord{}
-			c.learn(r)
-			return nil
-		}
-		if err == nil {
-			r, err = c.parse(data)
-		}
-		if err == nil && vet == nil {
-			c.learn(r)
-		}
-		return err
-	})
-	return r, err
+	if err == nil && vet == nil {
+		c.learn(r)
+	}
+	return g, r, err
 }
 
 func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
@@ -406,7 +370,8 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 
 // Last returns the last done instant, as of the call or later.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
-	r, err := c.load(ctx, true)
+	g, r, err := c.load(ctx, true)
+	g.leave()
 	if err == nil && r.done.IsZero() {
 		err = ErrNoValue
 	}
@@ -416,7 +381,8 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 // LastFailure returns the last failed run that was recorded before or during the call. A success
 // keeps it: compare the failure's At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
-	r, err := c.load(ctx, true)
+	g, r, err := c.load(ctx, true)
+	g.leave()
 	if err == nil && r.Attempts == 0 {
 		err = ErrNoValue
 	}
@@ -444,113 +410,100 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 	case f == nil:
 		return session.Invalid("the function is nil")
 	}
-	since := c.now() // Run begins after this time, if no instant is recorded; with MissedSkip, every instant before it is missed
+	since := c.now()
 	if err := timetable.Check(next, since); err != nil {
 		return err
 	}
-	var current time.Time // the latest instant for which this process or the fleet has begun an attempt
-	losses := 0           // number of losses of the session while f ran
+	var begun time.Time // the last instant for which this call has begun an attempt
 	for {
-		r, err := c.load(ctx, false)
-		if err != nil {
+		var at time.Time
+		var wait time.Duration
+		lost := false // whether a loss of the session has ended the attempt, if ctx has not
+		ran, err := c.attempt(ctx, func(r scheduleRecord) (_ time.Time, err error) {
+			at, wait, err = c.pick(next, r, since, begun)
+			if err == nil && (at.IsZero() || wait > 0 || at.After(c.now()) && !at.Equal(begun)) { // a later attempt begins whatever the wall clock shows
+				err = errMarked
+			}
+			return at, err
+		}, c.retries, func(ctx context.Context, at time.Time) error {
+			begun = at
+			err := f(ctx, at)
+			lost = err == nil || ctx.Err() != nil
 			return err
-		}
-		now, from := c.now(), r.reached()
-		if from.IsZero() || c.missed == MissedSkip && from.Before(since) {
-			from = since
-		}
-		at, err := timetable.Due(next, from, now, c.missed == MissedLatest)
-		if err != nil {
-			return err
-		}
-		if r.At.After(current) && !r.At.After(now) && timetable.Has(next, r.At) {
-			current = r.At // another process has begun an attempt of it; Do also records failures of other instants
-		}
-		switch {
-		case !current.After(r.reached()):
-		case c.missed == MissedAll && (at.IsZero() || current.Before(at)), c.missed != MissedAll && !timetable.Over(next, current, now):
-			at = current // the time for the instant `current` is not over. With MissedAll, an earlier instant comes first
-		}
-		if at.IsZero() {
-			return nil
-		}
-		wait := c.pauseLeft(r, at)
-		if wait > 0 && c.missed != MissedAll {
-			if later := next.Next(at.Local()); later.After(now) {
-				wait = min(wait, later.Sub(now)) // the next instant ends the attempts of the instant `at`
-			}
-		}
-		if wait <= 0 && r.reached().After(now.Add(ahead)) && at.After(now.Add(time.Minute)) {
-			wait = time.Minute // then, look whether path/last has been deleted
-		}
-		if wait > 0 {
-			if err := c.s.m.Sleep(ctx, min(wait, time.Minute)); err != nil {
-				return err
-			}
-			continue
-		}
-		if at != current { // otherwise, the pause after a failure is over, and the attempt begins whatever the wall clock shows
-			if err := c.sleepUntil(ctx, at); err != nil {
-				return err
-			}
-		}
-		current = at
-		var failed error
-		interrupted := false
-		over := func(r scheduleRecord) bool { return !r.reached().Before(at) || c.pauseLeft(r, at) > 0 } // no attempt is due now
-		ran, err := c.attempt(ctx, over, c.choice(next, at), c.retries, func(ctx context.Context, chosen time.Time) error {
-			current = chosen
-			failed = f(ctx, chosen)
-			interrupted = ctx.Err() != nil
-			return failed
 		})
 		if c.missed == MissedSkip {
 			since = c.now()
 		}
 		switch {
 		case err == nil:
-			if losses = 0; since.Before(current) {
-				since = current
+			if since.Before(begun) {
+				since = begun
 			}
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
+		case errors.Is(err, errMarked) && at.IsZero():
+			return nil
 		case errors.Is(err, errMarked):
-		case !ran, errors.Is(err, c.refused): // return, because the result of another call of f could not be recorded either
-			return err
-		case interrupted, failed == nil:
-			losses++
-			c.s.m.Log.Warn("zsync: a scheduled function lost its hold, and runs again", "path", c.path, "at", current, "err", err)
-			if err := c.s.m.Sleep(ctx, c.s.m.Config.Retry.Delay(losses)); err != nil {
+			err = nil
+			if wait > 0 {
+				err = c.s.m.Sleep(ctx, min(wait, time.Minute))
+			}
+			// Read the clock once a minute: the clock may be set, and a timer stops while the machine sleeps.
+			for err == nil && wait <= 0 && at.After(c.now()) && !at.Equal(begun) {
+				err = c.s.m.Sleep(ctx, min(at.Sub(c.now()), time.Minute))
+			}
+			if err != nil {
 				return err
 			}
+		case !ran, errors.Is(err, c.refused): // return, because the result of another call of f could not be recorded either
+			return err
+		case lost:
+			c.s.m.Log.Warn("zsync: a scheduled function lost its hold, and runs again", "path", c.path, "at", begun, "err", err)
 		}
 	}
 }
 
-// The method `choice` returns the function with which Run picks an instant under the lock: the
-// instant `at`, or a later one if `at` was missed while Run waited for the lock.
-func (c *Schedule) choice(next Timetable, at time.Time) func(r scheduleRecord) (time.Time, error) {
-	return func(r scheduleRecord) (time.Time, error) {
-		at := at
-		switch c.missed {
-		case MissedSkip:
-			if timetable.Over(next, at, c.now()) {
-				return at, errMarked
-			}
-		case MissedLatest:
-			latest, err := timetable.LatestDue(next, at, c.now())
-			if err != nil {
-				return at, err
-			}
-			if latest.After(at) {
-				at = latest
-			}
-		}
-		if c.pauseLeft(r, at) > 0 {
-			return at, errMarked
-		}
-		return at, nil
+// The method `pick` returns the instant to run, given the content of path/last, and how long to wait
+// before path/last is read again. If there is no further instant, it returns the zero time. If no
+// instant is recorded, the instants up to `since` do not run; with MissedSkip, they never do. This process
+// has begun an attempt of the instant `begun`.
+func (c *Schedule) pick(next Timetable, r scheduleRecord, since, begun time.Time) (at time.Time, wait time.Duration, err error) {
+	now, reached := c.now(), r.reached()
+	from := reached
+	if from.IsZero() || c.missed == MissedSkip && from.Before(since) {
+		from = since
 	}
+	at, err = timetable.Due(next, from, now, c.missed != MissedAll)
+	if c.missed == MissedSkip && err == nil && !at.After(now) {
+		if first, _ := timetable.Due(next, from, now, false); !first.Equal(at) { // it was missed, and none that has passed since runs
+			at, err = timetable.Due(next, now, now, false)
+		}
+	}
+	if err != nil {
+		return at, 0, err
+	}
+	// Attempts of an instant continue until the next instant. With MissedAll, they continue after that,
+	// but an earlier instant comes first. If the clock of another process is ahead, we wait for ours.
+	for _, t := range []time.Time{begun, r.At} {
+		if !t.After(reached) || !t.Equal(begun) && t.After(now) || c.missed == MissedAll && !at.IsZero() && !t.Before(at) {
+			continue
+		}
+		again, err := timetable.Due(next, t.Add(-1), now, c.missed != MissedAll)
+		if err == nil && again.Equal(t) { // not for an instant that is in no timetable, whose failure a Do has recorded
+			at = again
+		}
+	}
+	if at.IsZero() {
+		return at, 0, nil
+	}
+	wait = c.pauseLeft(r, at)
+	switch later := next.Next(at.Local()); {
+	case wait > 0 && later.After(now):
+		wait = min(wait, later.Sub(now)) // the next instant may end the attempts of the instant `at`
+	case wait <= 0 && reached.After(now.Add(ahead)) && at.After(now.Add(time.Minute)):
+		wait = time.Minute // then, look whether path/last has been deleted
+	}
+	return at, wait, nil
 }
 
 // pauseLeft returns the time until the next attempt of the instant `at`. The pause begins with the
@@ -571,17 +524,3 @@ func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
 
 // The method `now` returns the time of the wall clock.
 func (c *Schedule) now() time.Time { return time.Now().Round(0).Add(time.Duration(c.skew.Load())) }
-
-// sleepUntil waits until the wall clock shows the time `at`. It reads the clock once a minute,
-// because the clock may be set, and a timer stops while the machine sleeps.
-func (c *Schedule) sleepUntil(ctx context.Context, at time.Time) error {
-	for {
-		left := at.Sub(c.now())
-		if left <= 0 {
-			return session.CtxErr(ctx)
-		}
-		if err := c.s.m.Sleep(ctx, min(left, time.Minute)); err != nil {
-			return err
-		}
-	}
-}

@@ -719,23 +719,35 @@ func (a asking) Next(t time.Time) time.Time { a.f(); return a.timetable.Next(t) 
 // The machine has slept, or its clock was set, while Run waited for the first.
 func TestRunThatHasOversleptRunsTheLatestInstantAlone(t *testing.T) {
 	t.Parallel()
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		c := zsync.NewSchedule(open(t, srv), "/jobs")
-		began := time.Now()
-		hours := timetable{began.Add(time.Hour), began.Add(2 * time.Hour), began.Add(3 * time.Hour), began.Add(9 * time.Hour)}
-		var ran []time.Duration
-		err := c.Run(t.Context(), asking{hours, func() { zsync.SetSkew(c, 4*time.Hour) }}, func(_ context.Context, at time.Time) error {
-			ran = append(ran, at.Sub(began))
-			if len(ran) > 3 {
-				return errors.New("again")
+	for policy, want := range map[zsync.MissedPolicy]string{
+		zsync.MissedLatest: "[3h0m0s 9h0m0s]",
+		zsync.MissedSkip:   "[9h0m0s]",
+		zsync.MissedAll:    "[1h0m0s 2h0m0s 3h0m0s 9h0m0s]",
+	} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy))
+			began := time.Now()
+			hours := timetable{began.Add(time.Hour), began.Add(2 * time.Hour), began.Add(3 * time.Hour), began.Add(9 * time.Hour)}
+			var ran []time.Duration
+			set := async(func() error {
+				time.Sleep(30 * time.Minute)
+				zsync.SetSkew(c, 4*time.Hour)
+				return nil
+			})
+			err := c.Run(t.Context(), hours, func(_ context.Context, at time.Time) error {
+				ran = append(ran, at.Sub(began))
+				if len(ran) > 4 {
+					return errors.New("again")
+				}
+				return nil
+			})
+			must(t, err)
+			must(t, <-set)
+			if fmt.Sprint(ran) != want {
+				t.Errorf("%v: ran %v, want %s", policy, ran, want)
 			}
-			return nil
 		})
-		must(t, err)
-		if fmt.Sprint(ran) != "[3h0m0s 9h0m0s]" {
-			t.Errorf("ran %v, want the latest of those that are due, and the last", ran)
-		}
-	})
+	}
 }
 
 func TestThePauseAfterAFailureIsNotMeasuredByTheWallClock(t *testing.T) {

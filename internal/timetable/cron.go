@@ -98,20 +98,18 @@ func (f field) parse(text string) (set uint64, err error) {
 		first, last := f.min, f.max
 		if span != "*" {
 			from, to, isRange := strings.Cut(span, "-")
-			if first, err = f.number(from); err != nil {
-				return 0, err
+			if !isRange {
+				to = from
+			}
+			if first, err = f.number(from); err == nil {
+				last, err = f.number(to)
 			}
 			switch {
-			case isRange:
-				if last, err = f.number(to); err != nil {
-					return 0, err
-				}
-			case !stepped:
-				last = first
-			default:
+			case err != nil:
+				return 0, err
+			case stepped && !isRange:
 				return 0, fmt.Errorf("%q has a step and no range; want %s-%d/%s", part, from, f.max, stepText)
-			}
-			if last < first {
+			case last < first:
 				return 0, fmt.Errorf("range %q runs backwards", span)
 			}
 		}
@@ -142,17 +140,6 @@ func (f field) number(text string) (int, error) {
 // String returns the fields and the zone.
 func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
 
-// dateOf returns a day of the calendar, without a time zone: noon on that day, in UTC.
-func dateOf(t time.Time) time.Time {
-	year, month, day := t.Date()
-	return time.Date(year, month, day, 12, 0, 0, 0, time.UTC)
-}
-
-// timeOn returns a time of the day d in a zone.
-func timeOn(d time.Time, hour, minute int, loc *time.Location) time.Time {
-	return time.Date(d.Year(), d.Month(), d.Day(), hour, minute, 0, 0, loc)
-}
-
 func (c *Cron) matches(d time.Time) bool {
 	if !has(c.mon, int(d.Month())) {
 		return false
@@ -170,47 +157,38 @@ func has(set uint64, n int) bool { return set>>n&1 != 0 }
 // weekday: it comes once in 28 years, or in 40 years around a year such as 2100.
 const searched = 41 * 366
 
-// Next returns the first instant after `t`, or the zero time if there is none.
+// Next returns the first instant after `t`, or the zero time if there is none. Like cron(8), it reads the
+// local time at each minute around a day on which the job runs.
 func (c *Cron) Next(t time.Time) time.Time {
-	t = t.In(c.loc)
-	// If the clock is put back at midnight, the previous day can have an instant after t.
-	day := dateOf(t).AddDate(0, 0, -1)
-	for range searched {
-		if c.matches(day) {
-			if at := c.firstOf(day, t); !at.IsZero() {
-				return at
-			}
-		}
-		day = day.AddDate(0, 0, 1)
-	}
-	return time.Time{}
-}
-
-// firstOf returns the first instant after `t` on day `d`, or the zero time. Like cron(8), it reads the
-// local time at each minute around that day.
-func (c *Cron) firstOf(d, t time.Time) time.Time {
 	const change = 3 * time.Hour // the clocks change by less than this, except for a whole day
-	midnight := timeOn(d, 0, 0, time.UTC)
-	_, offset := timeOn(d, 12, 0, c.loc).Zone()
-	at := midnight.Add(-time.Duration(offset)*time.Second - change).In(c.loc)
-	end := at.Add(24*time.Hour + 2*change)
-	if early := t.Sub(at) - change; early > 0 {
-		at = at.Add(early.Truncate(time.Minute))
-	}
-	latest := -7 * 24 * 60 // the latest local time before `at`, in minutes since midnight
-	for ; at.Before(end); at = at.Add(time.Minute) {
-		_, offset = at.Zone()
-		now := int(at.Unix()+int64(offset)-midnight.Unix()) / 60
-		from := now
-		if skipped := now - latest - 1; !c.frequent && skipped < int(change.Minutes()) {
-			from = latest + 1 // a daily job runs also for a local time that was skipped, but not again for a local time that comes twice
+	year, month, day := t.In(c.loc).Date()
+	day-- // if the clock is put back at midnight, the previous day can have an instant after t
+	for end := day + searched; day < end; day++ {
+		midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+		if !c.matches(midnight) {
+			continue
 		}
-		for m := max(from, 0); m <= now && m < 24*60; m++ {
-			if at.After(t) && has(c.hour, m/60) && has(c.minute, m%60) {
-				return at
+		_, offset := time.Date(year, month, day, 12, 0, 0, 0, c.loc).Zone()
+		at := midnight.Add(-time.Duration(offset)*time.Second - change).In(c.loc)
+		end := at.Add(24*time.Hour + 2*change)
+		if early := t.Sub(at) - change; early > 0 {
+			at = at.Add(early.Truncate(time.Minute))
+		}
+		latest := -7 * 24 * 60 // the latest local time before `at`, in minutes since midnight
+		for ; at.Before(end); at = at.Add(time.Minute) {
+			_, offset = at.Zone()
+			now := int(at.Unix()+int64(offset)-midnight.Unix()) / 60
+			from := now
+			if skipped := now - latest - 1; !c.frequent && skipped < int(change.Minutes()) {
+				from = latest + 1 // a daily job runs also for a local time that was skipped, but not again for a local time that comes twice
 			}
+			for m := max(from, 0); m <= now && m < 24*60; m++ {
+				if at.After(t) && has(c.hour, m/60) && has(c.minute, m%60) {
+					return at
+				}
+			}
+			latest = max(latest, now)
 		}
-		latest = max(latest, now)
 	}
 	return time.Time{}
 }

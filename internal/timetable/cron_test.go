@@ -83,10 +83,10 @@ func slowly(t *testing.T, spec string, loc *time.Location, from time.Time, days 
 	}
 	c := table.(*Cron)
 	fits := func(wall time.Time) bool { // wall is a local time, in UTC
-		return has(c.minute, wall.Minute()) && has(c.hour, wall.Hour()) && c.matches(dateOf(wall))
+		return has(c.minute, wall.Minute()) && has(c.hour, wall.Hour()) && c.matches(wall)
 	}
 	wallOf := func(at time.Time) time.Time {
-		return timeOn(at, at.Hour(), at.Minute(), time.UTC)
+		return time.Date(at.Year(), at.Month(), at.Day(), at.Hour(), at.Minute(), 0, 0, time.UTC)
 	}
 	at := from.In(loc)
 	virtual := wallOf(at) // the last local minute that has been served

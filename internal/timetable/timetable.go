@@ -60,52 +60,29 @@ func after(next Table, t time.Time) (time.Time, error) {
 }
 
 // Due returns the next instant to run after the instant `from`. If `latest` is true, and several
-// instants have passed, Due returns the last of them.
+// instants have passed, Due returns the last of them. Many instants can lie between `from` and `now`.
+// So it searches for an instant just before `now`, and doubles the distance until it finds one.
 func Due(next Table, from, now time.Time, latest bool) (time.Time, error) {
-	if latest {
-		if at, err := LatestDue(next, from, now); err != nil || !at.IsZero() {
-			return at, err
-		}
+	passed := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
+	last, err := after(next, from)
+	if err != nil || !latest || !passed(last) {
+		return last, err
 	}
-	return after(next, from)
-}
-
-// LatestDue returns the last instant after `from` and up to `now`, or the zero time. Many instants
-// can lie between. So the search begins just before `now`, and increases the distance until it finds
-// an instant. Up to a second, the steps are large, because few timetables have such close instants.
-func LatestDue(next Table, from, now time.Time) (last time.Time, err error) {
-	start := from
-	step := time.Duration(1000)
-	for back := time.Nanosecond; back > 0 && now.Add(-back).After(from); back *= step {
-		if back >= time.Second {
-			step = 2
-		}
+	for back := time.Microsecond; back > 0 && now.Add(-back).After(last); back *= 2 {
 		at, err := after(next, now.Add(-back))
 		if err != nil {
 			return at, err
 		}
-		if !at.IsZero() && !at.After(now) {
-			start = now.Add(-back)
+		if passed(at) {
+			last = at
 			break
 		}
 	}
 	for {
-		at, err := after(next, start)
-		if err != nil || at.IsZero() || at.After(now) {
+		at, err := after(next, last)
+		if err != nil || !passed(at) {
 			return last, err
 		}
-		last, start = at, at
+		last = at
 	}
-}
-
-// Has reports whether `at` is an instant of the timetable.
-func Has(next Table, at time.Time) bool {
-	found, err := after(next, at.Add(-1))
-	return err == nil && found.Equal(at)
-}
-
-// Over reports whether the instant `at` is over: whether the next instant has come.
-func Over(next Table, at, now time.Time) bool {
-	later, err := after(next, at)
-	return err == nil && !later.IsZero() && !now.Before(later)
 }

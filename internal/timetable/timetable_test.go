@@ -89,8 +89,8 @@ func TestATimetableHasItsInstantsAlone(t *testing.T) {
 		{Every(time.Hour), hour(3), true}, {Every(time.Hour), hour(3).Add(1), false}, {Every(time.Hour), hour(3).Add(-1), false},
 		{daily, hour(2), true}, {daily, hour(3), false}, {fixed(hour(1)), hour(1), true}, {fixed(time.Time{}), hour(1), false},
 	} {
-		if got := Has(c.table, c.at); got != c.want {
-			t.Errorf("%v has %v: %v", c.table, c.at, got)
+		if at, err := Due(c.table, c.at.Add(-1), c.at, false); err != nil || at.Equal(c.at) != c.want {
+			t.Errorf("%v has %v: %v, %v", c.table, c.at, at, err)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (l *limited) Next(t time.Time) time.Time {
 func TestTheLatestInstantIsFoundSoonHoweverCloseTheInstantsAre(t *testing.T) {
 	now := time.Date(2024, 5, 6, 7, 8, 9, 10, time.UTC)
 	for every := time.Nanosecond; every < 1000*time.Hour; every *= 10 {
-		at, err := LatestDue(&limited{Every(every), 2000}, now.Add(-every-time.Second), now)
+		at, err := Due(&limited{Every(every), 2000}, now.Add(-every-time.Second), now, true)
 		if want := now.Truncate(every); err != nil || !at.Equal(want) {
 			t.Errorf("Every(%v): %v, %v; want %v", every, at, err, want)
 		}

@@ -997,35 +997,30 @@ func TestCase08CancelledWaitsForManyZnodesKeepNoWatches(t *testing.T) {
 
 func TestCase18OnceRunsNothingInATurnOfTheOldSession(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := suite.Open(t, srv)
+		s, other := suite.Open(t, srv), zsync.NewOnce(suite.Open(t, srv), "/o")
+		harness.WantErr(t, other.Do(t.Context(), func(context.Context) error { return errors.ErrUnsupported }), errors.ErrUnsupported) // makes the parent
 		id := s.ID()
-		var looks atomic.Int32
+		var creates, looks atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpGetData && strings.HasSuffix(r.Path, "/done") && r.Session == id && looks.Add(1) == 2 { // it is our turn: look for the mark again
+			switch {
+			case r.Session != id:
+			case r.Op == zktest.OpCreate && creates.Add(1) == 1: // the watch on the mark fires, so it does not spare the second look
+				harness.Must(t, other.Do(t.Context(), func(context.Context) error { return nil }))
+				harness.Must(t, other.Reset(t.Context()))
+			case r.Op == zktest.OpGetData && strings.HasSuffix(r.Path, "/done") && looks.Add(1) == 2: // it is our turn: look for the mark again
 				srv.Expire(r.Session)
 				return zktest.DropRequest
 			}
 			return zktest.Pass
 		})
-		fail := make(chan error)
-		ahead := harness.Async(func() error {
-			return zsync.NewOnce(suite.Open(t, srv), "/o").Do(t.Context(), func(context.Context) error { return <-fail })
-		})
-		synctest.Wait()
-		waiting := harness.Async(func() error {
-			_, err := zsync.OnceValue(s, "/o", func(ctx context.Context) (int, error) { // it has no watch that would spare the second look
-				synctest.Wait()
-				if ctx.Err() != nil {
-					t.Error("the function runs without a turn")
-				}
-				return 1, nil
-			})(t.Context())
-			return err
-		})
-		synctest.Wait()
-		fail <- errors.ErrUnsupported
-		harness.WantErr(t, <-ahead, errors.ErrUnsupported)
-		harness.Must(t, <-waiting)
+		_, err := zsync.OnceValue(s, "/o", func(ctx context.Context) (int, error) {
+			synctest.Wait()
+			if ctx.Err() != nil {
+				t.Error("the function runs without a turn")
+			}
+			return 1, nil
+		})(t.Context())
+		harness.Must(t, err)
 		if s.ID() == id || looks.Load() != 2 {
 			t.Errorf("%d looks for the mark in the first session", looks.Load())
 		}

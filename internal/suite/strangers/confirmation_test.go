@@ -242,30 +242,35 @@ func TestAPartyDoesNotEnterIfItsZnodeIsDeletedDuringTheConfirmation(t *testing.T
 	})
 }
 
-// A contender has its turn, and reads whether its function must still run. This read takes an
-// outage.
+// A contender has its turn. The record has changed since it was read, so the contender reads whether
+// its function must still run. This read takes an outage.
 func TestNoFunctionRunsIfTheZnodeOfItsTurnIsDeletedDuringTheLastRead(t *testing.T) {
+	failed := errors.New("failed")
 	for _, c := range []struct {
-		name string
-		do   func(s *zsync.Session, f func(context.Context) error) error
-		read func(r zktest.Request) bool
+		name   string
+		do     func(s *zsync.Session, f func(context.Context) error) error
+		record string
+		change func(s *zsync.Session) error // changes the record
 	}{
-		{"OnceValue", func(s *zsync.Session, f func(context.Context) error) error { // a Once has a watch, and does not read in its turn
+		{"OnceValue", func(s *zsync.Session, f func(context.Context) error) error {
 			_, err := zsync.OnceValue(s, "/o", func(ctx context.Context) (int, error) { return 1, f(ctx) })(context.Background())
 			return err
-		}, func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/o/done" }},
+		}, "/o/done", func(s *zsync.Session) error {
+			o := zsync.NewOnce(s, "/o")
+			return errors.Join(o.Do(context.Background(), func(context.Context) error { return nil }), o.Reset(context.Background()))
+		}},
 		{"Schedule", func(s *zsync.Session, f func(context.Context) error) error {
 			_, err := zsync.NewSchedule(s, "/o").Do(context.Background(), suite.Noon, f)
 			return err
-		}, func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/o/last" }},
+		}, "/o/last", func(s *zsync.Session) error {
+			_, err := zsync.NewSchedule(s, "/o").Do(context.Background(), suite.Noon.Add(-time.Hour), func(context.Context) error { return nil })
+			return err
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
-				fail, failed := make(chan struct{}), errors.New("failed")
-				holding := harness.Arrive(t, func() error {
-					return c.do(other, func(context.Context) error { <-fail; return failed })
-				})
+				harness.WantErr(t, c.do(other, func(context.Context) error { return failed }), failed) // makes the parent
 				var running, runs atomic.Int64
 				alone := func(context.Context) error {
 					runs.Add(1)
@@ -276,14 +281,17 @@ func TestNoFunctionRunsIfTheZnodeOfItsTurnIsDeletedDuringTheLastRead(t *testing.
 					running.Add(-1)
 					return nil
 				}
+				var changed atomic.Bool
+				o := outageFrom(srv, s, zktest.DropRequest, func(r zktest.Request) bool {
+					if r.Op == zktest.OpCreate && !changed.Swap(true) {
+						harness.Must(t, c.change(other))
+					}
+					return r.Op == zktest.OpGetData && r.Path == c.record && changed.Load()
+				})
 				mine := harness.Arrive(t, func() error { return c.do(s, alone) })
-				time.Sleep(time.Second)
-				o := outageFrom(srv, s, zktest.DropRequest, c.read)
-				close(fail)
-				harness.WantErr(t, <-holding, failed)
 				o.strike(t, conn, "/o", "lock-")
 				third := harness.Arrive(t, func() error { return c.do(other, alone) })
-				srv.SetLatency(5 * time.Millisecond) // the reply to the read comes before the client learns of the loss
+				srv.SetLatency(100 * time.Microsecond) // the reply to the read comes before the client, 10 ms after the grant, sets the watch that would show the loss
 				o.on.Store(false)
 				harness.Must(t, <-third)
 				harness.Must(t, <-mine)
