@@ -60,15 +60,9 @@ func parseBoard(data []byte) *board {
 // The method `marshal` returns the board as the data of its bucket.
 func (b *board) marshal() (out []byte) {
 	for _, mark := range slices.Sorted(maps.Keys(b.lines)) {
-		h := b.lines[mark]
-		if len(h.claimed) == 0 {
-			continue
+		if h := b.lines[mark]; len(h.claimed) > 0 {
+			out = fmt.Appendf(out, "%s %s %s\n", mark, h.claimed, h.hand)
 		}
-		out = append(out, mark+" "+h.claimed.String()...)
-		if len(h.hand) > 0 {
-			out = append(out, " "+h.hand.String()...)
-		}
-		out = append(out, '\n')
 	}
 	if len(b.gone) > 0 {
 		out = append(out, "gone "+b.gone.String()+"\n"...)

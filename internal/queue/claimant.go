@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -26,28 +27,26 @@ import (
 // also checks the version of that board, and the claimant sends these transactions one at a time.
 // So while the mark exists, the claimant knows its own lines on all boards from memory.
 type claimant struct {
-	q    *core
-	inc  *session.Incarnation
-	mark string        // name of the mark
-	turn chan struct{} // a goroutine puts a token in before it writes boards, and takes it out after
+	q       *core
+	inc     *session.Incarnation
+	leaving <-chan struct{} // closed when the Session begins to close
+	mark    string          // name of the mark
+	turn    chan struct{}   // a goroutine puts a token in before it writes boards, and takes it out after
 
 	held context.Context // ends with the claims; its cause is the loss
 	lose context.CancelCauseFunc
 
-	mu      sync.Mutex
-	version int32                      // version of the mark; guarded by mu
-	seen    int64                      // a connection over which, or after which, the servers have found the mark; guarded by mu
-	ended   bool                       // the claimant must claim nothing more; guarded by mu
-	users   int                        // callers of `enlist` that have not called `leave` yet; guarded by mu
-	timer   *time.Timer                // calls `rest` when the claimant was unused for the time whenIdle; guarded by mu
-	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number; guarded by mu
-	known   map[string]*lot            // the buckets as the claimant wrote them last; guarded by mu
-	returns []*entry                   // entries that return items; guarded by mu
-	posting bool                       // set while a goroutine writes the `returns`; guarded by mu
-	queue   []*entry                   // entries for deletions; guarded by mu
-	running bool                       // set while a goroutine settles the entries in `queue`; guarded by mu
-	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items; guarded by mu
-	empty   chan struct{}              // if not nil, closed when the claimant has no items; guarded by mu
+	mu      sync.Mutex                 // guards the fields from here to `stake`
+	version int32                      // version of the mark
+	seen    int64                      // a connection over which, or after which, the servers have found the mark
+	users   int                        // callers of `enlist` that have not called `leave` yet
+	timer   *time.Timer                // ends the claimant when it was unused for the time whenIdle
+	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number
+	lots    map[string]*lot            // by name, buckets as the claimant wrote them last; with all buckets in `items`
+	returns []*entry                   // entries that return items
+	queue   []*entry                   // entries for deletions
+	running bool                       // set while a goroutine settles the entries in `queue`
+	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items
 
 	watch *session.OwnWatch // watch of the mark; nil until the mark is created; used only by the goroutine that has the `turn`
 }
@@ -63,7 +62,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 	if c := q.claimant; c != nil && c.inc == inc {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !c.ended && c.held.Err() == nil {
+		if c.held.Err() == nil && !session.IsClosed(c.leaving) {
 			c.users++
 			return c, nil
 		}
@@ -73,18 +72,23 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		stay()
 		return nil, session.ErrClosed // Close would not wait for new claims
 	}
-	c := &claimant{
-		q: q, inc: inc, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1,
-		items: make(map[string]map[int32]*item), known: make(map[string]*lot),
-	}
+	c := &claimant{q: q, inc: inc, leaving: leaving, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1}
+	c.items, c.lots = make(map[string]map[int32]*item), make(map[string]*lot)
 	c.held, c.lose = context.WithCancelCause(context.Background())
-	c.timer = time.AfterFunc(whenIdle, c.rest)
+	// A program can use any number of queues in one session, so the mark of an unused queue is deleted.
+	c.timer = time.AfterFunc(whenIdle, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.users == 0 && len(c.items) == 0 {
+			c.lose(nil)
+		}
+	})
 	q.claimant = c
 	unhook := inc.Ended.AfterFunc(func(cause error) { c.lose(inc.EndError(cause)) })
 	q.m.Spawn(func() {
 		defer stay()
 		defer unhook()
-		c.finish(leaving)
+		c.finish()
 	})
 	return c, nil
 }
@@ -97,27 +101,15 @@ func (c *claimant) leave() {
 	c.timer.Reset(whenIdle)
 }
 
-// The method `rest` ends a claimant that has neither users nor items, so that its mark is deleted: a
-// program can use any number of queues in one session.
-func (c *claimant) rest() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.users == 0 && len(c.items) == 0 {
-		c.ended = true
-		c.lose(nil)
-	}
-}
-
 // The method `finish` waits until the claims are lost. If the Session begins to close before that,
 // `finish` returns to the queue the elements in hand, and waits until the claimant has no items: the
 // pumps return the other elements. Then `finish` closes all entries with the error of the loss, and
 // deletes the mark.
-func (c *claimant) finish(leaving <-chan struct{}) {
+func (c *claimant) finish() {
 	select {
 	case <-c.held.Done():
-	case <-leaving: // until now, Close has waited for the program's functions, which still settle their elements
+	case <-c.leaving: // until now, Close has waited for the program's functions, which still settle their elements
 		c.mu.Lock()
-		c.ended = true
 		for _, items := range c.items {
 			for _, it := range items {
 				if it.final == nil && it.inHand {
@@ -126,16 +118,13 @@ func (c *claimant) finish(leaving <-chan struct{}) {
 				}
 			}
 		}
-		empty := session.ClosedChan
-		if len(c.items) > 0 {
-			empty = make(chan struct{})
-			c.empty = empty
-		}
+		over := len(c.items) == 0
 		c.mu.Unlock()
-		select {
-		case <-empty:
-		case <-c.held.Done():
-		case <-c.q.m.Over:
+		if !over {
+			select {
+			case <-c.held.Done(): // `dropLocked` has dropped the last item, or the claims are lost
+			case <-c.q.m.Over:
+			}
 		}
 		c.lose(c.inc.EndError(session.ErrClosed))
 	}
@@ -144,7 +133,6 @@ func (c *claimant) finish(leaving <-chan struct{}) {
 	made, left := c.watch != nil, c.watch.Drop()
 	<-c.turn
 	c.mu.Lock()
-	c.ended = true
 	c.timer.Stop()
 	c.stake.Drop()
 	var lost []*item
@@ -182,30 +170,68 @@ func (c *claimant) lost() error {
 	if cause := context.Cause(c.held); cause != context.Canceled {
 		return cause
 	}
-	return nil // by `rest`: a claimant without claims has lost none
+	return nil // a claimant without claims has lost none
 }
 
-// The method `claim` claims `es`, which are free elements of `t`, and records `es[:hands]` as in hand. If
-// another transaction has written the bucket since `t` was read, the error is errOutrun.
+// The method `obtain` claims `es`, which are free elements of `t`, and records `es[:hands]` as in hand. It
+// reads the elements at the same time: if the claim succeeds, no other consumer has had them since the
+// search, so the data is valid. The result has no item of a deleted element, and no item of an
+// unreadable element, which returns to the queue. If another transaction has written the bucket since
+// `t` was read, the error is errOutrun.
+func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err error) {
+	var nodes []session.Node
+	var failure error
+	read := make(chan struct{})
+	c.q.m.Spawn(func() {
+		defer close(read)
+		nodes, failure = c.inc.GetVisible(session.Finishing, pathsOf(c.q.dir, es, (*element).key))
+	})
+	claimed, err := c.claim(t, es, hands)
+	if err != nil {
+		return nil, err
+	}
+	<-read
+	c.mu.Lock()
+	for i, it := range claimed {
+		switch {
+		case failure != nil:
+			c.enterLocked(it, untried, nil)
+		case nodes[i].Stat == nil:
+			c.dropLocked(it)
+		case hidden(nodes[i]):
+			c.enterLocked(it, untried, nil)
+			defer c.q.Skips.Unreadable(it.key(), zk.ErrNoAuth)
+		default:
+			it.data, it.sent = nodes[i].Data, time.UnixMilli(cmp.Or(it.first, nodes[i].Stat.Ctime))
+			items = append(items, it)
+		}
+	}
+	c.mu.Unlock()
+	return items, failure
+}
+
+var (
+	errOutrun = errors.New("zsync: BUG: another claim was faster")
+	errDone   = errors.New("zsync: BUG: the pump of a Take is done")
+)
+
+// The method `claim` is `obtain` without the read.
 func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
-	c.flush() // returned elements may come before `es` in the queue
+	if c.flush() {
+		return nil, errOutrun // returned elements may come before `es` in the queue
+	}
 	c.mu.Lock()
-	known := cmp.Or(c.known[t.name], t)
-	mine := slices.ContainsFunc(es, func(e *element) bool { return c.items[t.name][e.seq] != nil })
+	kept := cmp.Or(c.lots[t.name], t)
 	c.mu.Unlock()
-	if known.czxid != t.czxid {
+	if kept.czxid != t.czxid {
 		c.lose(c.inc.Deleted()) // another client has deleted the bucket and created it again: the numbers of its elements begin again
 	}
 	switch {
-	case c.inc.Ctx.Err() != nil:
-		return nil, session.ErrEnded
-	case c.q.m.Failure() != nil:
-		return nil, c.q.m.Failure()
 	case c.held.Err() != nil:
 		return nil, session.ErrVanished
-	case mine || known.version > t.version:
+	case kept.version > t.version:
 		// The claimant has written the board since `t` was read, and may have claimed `es` already. If the
 		// reply to a new claim were lost, its line could not show whether the servers have applied the claim.
 		return nil, errOutrun
@@ -224,33 +250,42 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	next := c.next(t)
 	line := next.lines[c.mark]
 	next.lines[c.mark] = hold{line.claimed.union(numbers(es)), line.hand.union(numbers(es[:hands]))}
-	with := t.exclusion(c.q.dir)
+	var with []any
 	blind := c.q.Skips.Skipped(pausedName)
 	if !blind {
-		with = append(with, c.q.unpaused()...)
+		with = c.q.unpaused()
+	}
+	if t.keys != nil {
+		with = append(with, t.keys)
 	}
 	rs, err := c.write(t, next, with...)
-	if err != nil {
-		switch {
-		case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
-			err = errOutrun
-		case session.FailedOp(rs) > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
-			c.q.Skips.Skip(pausedName) // this client's claims do not check for a pause
-			err = errOutrun
-		case session.FailedOp(rs) == 1 && session.IsAnswer(err, zk.ErrNoAuth):
-			c.q.Skips.Unreadable(t.name, err)
-			err = errBarred
-		}
+	switch i := session.FailedOp(rs); {
+	case err == nil:
+	case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
+		return nil, errOutrun
+	case i > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
+		c.q.Skips.Skip(pausedName) // this client's claims do not check for a pause
+		return nil, errOutrun
+	case i == 1 && session.IsAnswer(err, zk.ErrNoAuth):
+		c.q.Skips.Unreadable(t.name, err) // this client does not claim in the bucket
+		return nil, errOutrun
+	default:
 		return nil, err
 	}
-	t.keys, t.dead = t.keys+1, nil
+	if t.dead = nil; t.keys != nil {
+		t.keys.Version++
+	}
 	items := make([]*item, len(es))
 	c.mu.Lock()
+	if len(c.lots) > maxLots {
+		maps.DeleteFunc(c.lots, func(name string, _ *lot) bool { return c.items[name] == nil })
+	}
+	c.lots[t.name] = &lot{bucket: t.bucket, czxid: t.czxid, version: t.version, board: t.board, last: t.last}
 	if c.items[t.name] == nil {
 		c.items[t.name] = make(map[int32]*item)
 	}
 	for i, e := range es {
-		items[i] = &item{element: e, c: c, attempts: next.tried[e.seq], noted: i < hands}
+		items[i] = &item{element: e, c: c, attempts: int(e.tries) + next.tried[e.seq], noted: i < hands}
 		c.items[t.name][e.seq] = items[i]
 	}
 	c.mu.Unlock()
@@ -258,47 +293,9 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	return items, nil
 }
 
-// The method `obtain` claims elements with the method `claim`, and reads them at the same time. If the
-// claim succeeds, the data is valid: no other consumer has had the elements since the search. The
-// result has no item of a deleted element, and no item of an unreadable element, which returns to the
-// queue.
-func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err error) {
-	var nodes []session.Node
-	var failure error
-	done := make(chan struct{})
-	c.q.m.Spawn(func() {
-		defer close(done)
-		nodes, failure = c.inc.GetVisible(session.Finishing, pathsOf(c.q.dir, es, (*element).key))
-	})
-	claimed, err := c.claim(t, es, hands)
-	if err != nil {
-		return nil, err
-	}
-	<-done
-	c.mu.Lock()
-	for i, it := range claimed {
-		switch {
-		case failure != nil:
-			c.enterLocked(it, untried, nil)
-		case nodes[i].Stat == nil:
-			c.dropLocked(it)
-		case hidden(nodes[i]):
-			c.enterLocked(it, untried, nil)
-			defer c.q.Skips.Unreadable(it.key(), zk.ErrNoAuth)
-		default:
-			it.read(nodes[i])
-			items = append(items, it)
-		}
-	}
-	c.mu.Unlock()
-	return items, failure
-}
-
-var (
-	errOutrun = errors.New("zsync: BUG: another claim was faster")
-	errBarred = errors.New("zsync: BUG: the bucket is passed over") // the servers refuse to let this client write it
-	errDone   = errors.New("zsync: BUG: the pump of a Take is done")
-)
+// maxLots is the largest number of buckets that a claimant remembers without a need. It never writes the
+// boards of most of them again, because clients delete empty buckets.
+const maxLots = 1000
 
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
 // claimant's new line. The numbers in the old line that have no item are settled: the new board lists
@@ -307,38 +304,29 @@ func (c *claimant) next(t *lot) *board {
 	next := t.next()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	items := c.items[t.name]
 	var claimed, hand, settled []int32
 	for _, x := range next.lines[c.mark].claimed {
 		for n := int64(x.a); n <= int64(min(x.b, t.last)); n++ {
-			if c.items[t.name][int32(n)] == nil {
+			if items[int32(n)] == nil {
 				settled = append(settled, int32(n))
 			}
 		}
 	}
 	next.forget(spansOf(settled))
-	for n, it := range c.items[t.name] {
-		if it.back { // this write returns the item
-			continue
-		}
-		if claimed = append(claimed, n); it.noted {
-			hand = append(hand, n)
+	for n, it := range items {
+		switch {
+		case !it.back:
+			if claimed = append(claimed, n); it.noted {
+				hand = append(hand, n)
+			}
+		case !it.final.Untried:
+			next.tried[n]++
 		}
 	}
 	next.lines[c.mark] = hold{spansOf(claimed), spansOf(hand)}
 	return next
 }
-
-// wroteLocked records that the claimant has written the board of `t`.
-func (c *claimant) wroteLocked(t *lot) {
-	if len(c.known) > maxKnown {
-		clear(c.known)
-	}
-	c.known[t.name] = &lot{bucket: t.bucket, czxid: t.czxid, version: t.version, board: t.board, last: t.last}
-}
-
-// maxKnown is the largest number of buckets in `known`. The claimant never writes the boards of most
-// of them again, because clients delete empty buckets.
-const maxKnown = 1000
 
 // The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. If
 // another client has written or deleted the bucket, the error is BadVersion or NoNode.
@@ -360,10 +348,7 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 		return slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
 	if err == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		t.board, t.version = next, t.version+1
-		c.wroteLocked(t)
 	}
 	return rs, err
 }
@@ -374,16 +359,26 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 // transaction, or may apply it later.
 //
 // If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
-// it, `transact` first writes the mark: from then on, the servers refuse every earlier attempt. If
+// it, `transact` first calls `fence`: from then on, the servers refuse every earlier attempt. If
 // `touch` is set and the mark was unchanged before that, no attempt was applied. Otherwise, `transact`
 // calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is the
 // zxid of the mark before that write. If an earlier attempt was applied, the responses are nil.
+//
+// If the servers refuse to show the outcome, the claimant gives up its claims, and `finish` deletes its
+// mark. Otherwise, no client would settle or return the elements while the session lives.
 func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
 	var sent int32 // the version of the mark that the first attempt without a reply expects
 	for try := 0; ; {
-		since, first := c.inc.Watches.Connection(), c.check(touch)
-		if w, ok := first.(*zk.SetDataRequest); ok && !open {
-			sent = w.Version
+		since := c.inc.Watches.Connection()
+		c.mu.Lock()
+		version := c.version
+		c.mu.Unlock()
+		if !open {
+			sent = version
+		}
+		var first any = &zk.CheckVersionRequest{Path: c.path(), Version: version}
+		if touch {
+			first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: version}
 		}
 		rs = nil
 		p, err := c.inc.StartMulti(session.Finishing, append([]any{first}, ops...))
@@ -391,6 +386,7 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			rs, err = p.Wait(session.Finishing, c.inc)
 			open = open || session.OutcomeOf(err) == session.Unknown // even if the session has ended
 		}
+		atMark := session.FailedOp(rs) == 0
 		switch {
 		case err == nil:
 			c.exists(rs[0].Stat, since)
@@ -410,49 +406,34 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			if err == nil && !(touch && was.Version == sent) {
 				done, err = applied(was.Mzxid)
 			}
-			if err != nil {
-				return nil, true, c.unknown(err)
-			}
-			if done {
+			switch {
+			case err != nil && session.OutcomeOf(err) == session.Answered:
+				c.lose(c.inc.GivenUp(err))
+				return nil, true, session.ErrVanished
+			case err != nil:
+				return nil, true, err
+			case done:
 				return nil, false, nil
 			}
 			open = false // no earlier attempt can cause the next refusal
-		case session.FailedOp(rs) == 0:
-			if err := c.unchecked(err); err != nil {
+		case atMark && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
+			stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+			if err != nil {
 				return nil, false, err
 			}
+			c.exists(stat, 0)
+		case atMark && session.IsNoNode(err):
+			c.lose(c.inc.Deleted())
+			return nil, false, session.ErrVanished
 		default:
 			return rs, false, err
 		}
 	}
 }
 
-// The method `unknown` is called with the error of an attempt to find out whether a transaction was
-// applied. If the servers have refused that attempt, the claimant gives up its claims, and `finish`
-// deletes its mark. Otherwise, no client would settle or return the elements of the transaction
-// while the session lives.
-func (c *claimant) unknown(err error) error {
-	if session.OutcomeOf(err) != session.Answered {
-		return err
-	}
-	c.lose(c.inc.GivenUp(err))
-	return session.ErrVanished
-}
-
 // isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
 func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
-}
-
-// The method `check` returns the first operation of every transaction of the claimant. The
-// operation checks the mark, or writes it if `touch` is set.
-func (c *claimant) check(touch bool) any {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if touch {
-		return &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: c.version}
-	}
-	return &zk.CheckVersionRequest{Path: c.path(), Version: c.version}
 }
 
 // The method `exists` records that the mark exists, and its version if `stat` is not nil. The servers have
@@ -465,116 +446,78 @@ func (c *claimant) exists(stat *zk.Stat, since int64) {
 	}
 }
 
-// The method `unchecked` is called when the servers have refused the operation that `check`
-// returned. If it returns nil, the caller must send the transaction again.
-func (c *claimant) unchecked(err error) error {
-	switch {
-	case session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
-		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
-		c.exists(stat, 0)
-		return err
-	case session.IsNoNode(err):
-		c.lose(c.inc.Deleted())
-		return session.ErrVanished
-	}
-	return err
-}
-
 // The method `fence` writes the mark. From then on, the servers refuse every earlier attempt that has
-// no reply, because such an attempt expects the old version of the mark. The result `was` is the Stat
+// no reply, because such an attempt expects an old version of the mark. The result `was` is the Stat
 // of the mark before that.
 func (c *claimant) fence() (was zk.Stat, err error) {
-	c.mu.Lock()
-	version := c.version
-	c.mu.Unlock()
-	ctx := session.Finishing
-	stat, err := c.inc.ExistsFresh(ctx, c.path())
-	if stat != nil {
-		was = *stat
-		stat, err = c.inc.Set(ctx, c.path(), []byte(c.q.m.Owner), version)
-		if session.IsBadVersion(err) { // an earlier attempt was applied, of this write or of the transaction
-			if stat, err = c.inc.ExistsFresh(ctx, c.path()); stat != nil {
-				was = *stat
-			}
+	for {
+		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+		if stat != nil {
+			was = *stat
+			stat, err = c.inc.Set(session.Finishing, c.path(), []byte(c.q.m.Owner), was.Version)
 		}
+		switch {
+		case session.IsBadVersion(err): // an attempt was applied meanwhile, or this write, which had no reply
+			continue
+		case session.IsNoNode(err), err == nil && stat == nil:
+			c.lose(c.inc.Deleted())
+			err = session.ErrVanished
+		case err == nil:
+			c.exists(stat, 0)
+		}
+		return was, err
 	}
-	switch {
-	case session.IsNoNode(err), err == nil && stat == nil:
-		c.lose(c.inc.Deleted())
-		return was, session.ErrVanished
-	case err == nil:
-		c.exists(stat, 0)
-	}
-	return was, err
 }
 
-// The method `flush` returns all items in c.returns, bucket by bucket. The caller has the `turn`.
-func (c *claimant) flush() {
+// The method `flush` returns all items in c.returns, bucket by bucket. The caller has the `turn`. The
+// result is false if there were none.
+func (c *claimant) flush() (some bool) {
 	for {
-		c.mu.Lock()
 		var es []*entry
-		for _, e := range c.returns {
-			if len(es) == 0 || e.item.bucket == es[0].item.bucket {
-				es = append(es, e)
-				e.item.back = true
+		var t *lot
+		c.mu.Lock()
+		c.returns = slices.DeleteFunc(c.returns, func(e *entry) bool {
+			if t == nil {
+				t = c.lots[e.item.bucket]
+			}
+			ok := e.item.bucket == t.name
+			if ok {
+				es, e.item.back = append(es, e), true
+			}
+			return ok
+		})
+		c.mu.Unlock()
+		if t == nil {
+			return some
+		}
+		some = true
+		rs, err := c.write(t, c.next(t), ring(c.q.dir))
+		for outrun(err) {
+			var n session.Node
+			if n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, session.ChildPath(c.q.dir, t.name)); session.IsNoNode(err) {
+				err = nil // a deleted bucket has no elements
+			} else if err == nil {
+				now := newLot(t.bucket, n)
+				t.version, t.board, t.last = now.version, now.board, now.last
+				rs, err = c.write(t, c.next(t), ring(c.q.dir))
 			}
 		}
-		c.returns = slices.DeleteFunc(c.returns, func(e *entry) bool { return e.item.bucket == es[0].item.bucket })
-		c.posting = c.posting && es != nil // a later return starts another goroutine
-		c.mu.Unlock()
-		if es == nil {
-			return
-		}
-		rs, err := c.post(es[0].item.bucket, es)
-		if errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrVanished) {
-			err = c.lost()
+		if err != nil {
+			c.lost() // if the session has ended, the claims are lost, too
+			for _, e := range es {
+				c.refuse(e, err)
+			}
+			continue
 		}
 		var back []*item
 		c.mu.Lock()
 		for _, e := range es {
-			if err != nil && context.Cause(c.held) == nil {
-				e.item.back = false
-				c.refuseLocked(e, err) // tries again later
-				continue
-			}
-			if err == nil {
-				back = append(back, e.item)
-				c.dropLocked(e.item)
-			}
-			e.close(err)
+			back = append(back, e.item)
+			c.dropLocked(e.item)
+			e.close(nil)
 		}
 		c.mu.Unlock()
 		c.traceDone(trace.Release, trace.Returned, back, zxidOf(rs))
-	}
-}
-
-// The method `post` returns items on the board of their bucket.
-func (c *claimant) post(bucket string, es []*entry) (rs []zk.MultiResponse, err error) {
-	c.mu.Lock()
-	t := c.known[bucket]
-	c.mu.Unlock()
-	for {
-		if t == nil {
-			data, stat, err := c.inc.GetFresh(session.Finishing, session.ChildPath(c.q.dir, bucket))
-			switch {
-			case session.IsNoNode(err):
-				return nil, nil // a deleted bucket has no elements
-			case err != nil:
-				return nil, err
-			}
-			b, _ := parseBucket(bucket)
-			t = newLot(b, session.Node{Data: data, Stat: stat})
-		}
-		next := c.next(t)
-		for _, e := range es {
-			if !e.Untried {
-				next.tried[e.item.seq]++
-			}
-		}
-		if rs, err = c.write(t, next, ring(c.q.dir)); !outrun(err) {
-			return rs, err
-		}
-		t = nil
 	}
 }
 
@@ -589,11 +532,10 @@ func (c *claimant) dropLocked(it *item) {
 	}
 	c.stake.Drop()
 	c.stake = nil
-	if c.empty != nil {
-		close(c.empty)
-		c.empty = nil
-	}
 	c.timer.Reset(whenIdle)
+	if session.IsClosed(c.leaving) {
+		c.lose(c.inc.EndError(session.ErrClosed)) // ends the wait of `finish`
+	}
 }
 
 // The method `stands` returns true if the session is confirmed and the mark exists. Then every claim
@@ -605,24 +547,20 @@ func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
 	staked, seen := c.stake != nil, c.seen
 	c.mu.Unlock()
-	again := c.inc.Watches.Connection() != seen
+	lapse := c.inc.Lapse()
 	if !staked {
-		lapse := c.inc.Lapse()
 		s, err := c.inc.Stake(ctx)
 		if err != nil {
 			return false
 		}
 		c.mu.Lock()
-		if c.stake != nil || len(c.items) == 0 {
-			s.Drop() // another consumer was quicker, or the claimant has no items left
-		} else {
-			c.stake = s
+		if c.stake == nil && len(c.items) > 0 {
+			c.stake, s = s, nil
 		}
 		c.mu.Unlock()
-		again = again || lapse.Outage()
+		s.Drop() // if another consumer was quicker, or the claimant has no items left
 	}
-	if again {
-		on := c.inc.Watches.Connection()
+	if on := c.inc.Watches.Connection(); on != seen || lapse.Outage() {
 		switch stat, err := c.inc.Exists(ctx, c.path()); {
 		case err != nil && session.OutcomeOf(err) != session.Answered:
 			return false

@@ -79,7 +79,6 @@ func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *se
 				next := t.next()
 				next.forget(numbers(es[:n]))
 				ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
-				ops = append(ops, t.exclusion(q.dir)...)
 				if slices.ContainsFunc(es[:n], (*element).keyed) {
 					// Ring the bell: other elements with these keys may be free now, for example elements
 					// that were sent during Clear.

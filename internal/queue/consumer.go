@@ -14,27 +14,24 @@ func (q *core) Join(ctx context.Context, o Joining) *Consumer {
 	}
 	p := q.join(of, ahead)
 	c := q.Enter(ctx, o, p.leave)
-	c.Next = func() (Item, error) {
+	// The function `offer` returns an item that the consumer may offer. If n is 0, it does not wait for one.
+	offer := func(n int) (Item, error) {
 		for {
-			it, err := p.next(c.Ctx, min(max(o.Limit, 1), maxBatch), o.Hand, c.Faults) // so the sum of all rooms cannot overflow
-			if err != nil {
+			it, err := p.next(c.Ctx, n, o.Hand, c.Faults)
+			switch {
+			case it == nil:
 				return nil, err
-			}
-			if q.present(c, it) {
+			case q.present(c, it):
 				return it, nil
+			case n == 0 && !it.c.settled(it): // `present` has put it back: a consumer will offer it again
+				return nil, nil
 			}
 		}
 	}
+	c.Next = func() (Item, error) { return offer(min(max(o.Limit, 1), maxBatch)) } // so the sum of all rooms cannot overflow
 	c.Poll = func() Item {
-		for it := p.poll(); it != nil; it = p.poll() {
-			if q.present(c, it) {
-				return it
-			}
-			if !it.c.settled(it) {
-				break // `present` has put it back: a consumer will offer it again
-			}
-		}
-		return nil
+		it, _ := offer(0)
+		return it
 	}
 	return c
 }

@@ -36,15 +36,14 @@ type lot struct {
 	bucket
 	czxid    int64
 	version  int32
-	board    *board // `bury` moves the lines of deleted marks from here to `dead`
+	board    *board // without the lines of deleted marks, after the method `lots`
 	dead     []hold // the lines of deleted marks
 	children int32
-	last     int32      // the highest number that ZooKeeper has assigned in the bucket
-	pzxid    int64      // changes with every element that is added or removed
-	elements []*element // read only
-	taken    spans      // after `bury`: the numbers that are claimed or never used again
-	keyed    bool       // elements of the queue may have keys
-	keys     int32      // version of the znode "keys", which a search reads first
+	last     int32              // the highest number that ZooKeeper has assigned in the bucket
+	pzxid    int64              // changes with every element that is added or removed
+	elements []*element         // read only
+	taken    spans              // after `lots`: the numbers that are claimed or never used again
+	keys     *zk.SetDataRequest // if elements of the queue may have keys: an operation for a claim, see `guard`
 }
 
 func newLot(b bucket, n session.Node) *lot {
@@ -122,15 +121,14 @@ type finding struct {
 // The type `finder` looks for free elements.
 type finder struct {
 	*Common
-	keyed atomic.Bool   // elements have had keys
-	mark  func() string // returns the name of this client's mark, or "" if its claims are lost
-
+	keyed    atomic.Bool        // elements have had keys
+	mark     func() string      // returns the name of this client's mark, or "" if its claims are lost
 	listings shared.Cache[*lot] // by name of a bucket: the latest, without its board, see the method `list`
 
-	mu     sync.Mutex
-	alive  map[string]bool // the marks of the last listing; guarded by mu
-	listed time.Time       // time of that listing; guarded by mu
-	lister string          // this client's mark at that listing; guarded by mu
+	mu     sync.Mutex      // guards the fields below
+	alive  map[string]bool // the marks of the last listing
+	listed time.Time       // time of that listing
+	lister string          // this client's mark at that listing
 }
 
 // lotsAtOnce is the number of buckets that a search reads with one request.
@@ -159,30 +157,30 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 			}
 		}
 		names, _, err := inc.Children(ctx, q.dir)
-		if f.paused = slices.Contains(names, pausedName); f.paused || session.IsNoNode(err) {
+		f.paused = slices.Contains(names, pausedName)
+		switch {
+		case f.paused || session.IsNoNode(err):
 			return f, nil
+		case err != nil:
+			return nil, err
+		case keys == nil && slices.Contains(names, keysName):
+			q.keyed.Store(true)
+			continue
+		}
+		all := parseBuckets(names)
+		err = q.searchLots(ctx, inc, f, all, keys, q.Skips.Skipped)
+		if err == nil && f.odd && len(f.es) == 0 && !how.due.IsZero() {
+			err = q.searchLots(ctx, inc, f, all, keys, func(key string) bool { return q.Skips.Skipped(key) && !q.Skips.Left(key) })
 		}
 		if err != nil {
 			return nil, err
 		}
-		if keys == nil {
-			has := slices.Contains(names, keysName)
-			if q.keyed.Store(has); has {
-				continue
-			}
-		}
-		if err := q.searchLots(ctx, inc, f, parseBuckets(names), keys); err != nil {
-			return nil, err
-		}
-		if f.at = time.Now(); keys != nil || !slices.ContainsFunc(f.es, (*element).keyed) {
+		if f.at = time.Now(); keys != nil || f.aside || !slices.ContainsFunc(f.es, (*element).keyed) {
 			return f, nil
 		}
 		// The search has found an element with a key, but not the znode "keys". Either a producer
 		// has sent the first such element since the search looked for "keys", or another client has
 		// deleted "keys".
-		if f.aside { // the first consumer creates the znode
-			return f, nil
-		}
 		q.keyed.Store(true)
 		if _, err := inc.Create(ctx, path, nil); err != nil && !session.IsNoNode(err) {
 			return nil, err
@@ -190,70 +188,58 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 	}
 }
 
-// searchLots searches buckets. The argument `keys` is nil if no element has a key. If elements have
-// keys, searchLots reads all buckets at once, and searches them in order.
-func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat) error {
-	atOnce := lotsAtOnce
+// searchLots searches the buckets `all` for elements that it must not skip. The argument `keys` is nil if
+// no element has a key. If elements have keys, searchLots reads all buckets at once, and searches them in
+// order.
+func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *finding, all []bucket, keys *zk.Stat, skip func(key string) bool) error {
+	atOnce, spread, now := lotsAtOnce, f.spread, time.Now().UnixMilli()
 	if keys != nil {
-		atOnce, f.spread = max(len(all), 1), 1
-	} else {
-		now := time.Now().UnixMilli()
-		all = slices.DeleteFunc(all, func(b bucket) bool {
-			early := b.delayed && b.number > now
-			if early {
-				f.due = earlier(f.due, time.UnixMilli(b.number))
-			}
-			return early
-		})
+		atOnce, spread = max(len(all), 1), 1
 	}
-	var of *lot
-	var left []*element
+	var due []bucket
+	for _, b := range all {
+		if early := b.delayed && b.number > now; early && keys == nil {
+			f.due = earlier(f.due, time.UnixMilli(b.number))
+		} else {
+			due = append(due, b)
+		}
+	}
 	together := func(a, b bucket) bool { return a.delayed && b.delayed && a.prio == b.prio }
-	for len(all) > 0 {
-		n := min(atOnce, len(all))
-		for n < len(all) && together(all[n-1], all[n]) {
+	for len(due) > 0 {
+		n := min(atOnce, len(due))
+		for n < len(due) && together(due[n-1], due[n]) {
 			n++
 		}
-		lots, others, err := q.lots(ctx, inc, all[:n], f.watch)
+		lots, others, err := q.lots(ctx, inc, due[:n], f.watch)
 		if f.others = f.others || others; err != nil {
 			return err
 		}
 		if !f.aside {
-			q.deleteEmpty(inc, lots, all)
+			q.deleteEmpty(inc, lots, due)
 		}
-		all = all[n:]
-		may := func(e *element) bool { return !q.Skips.Skipped(e.key()) }
+		due = due[n:]
+		may := func(e *element) bool { return !skip(e.key()) }
 		if keys != nil {
-			if may, err = q.guard(ctx, inc, lots, keys.Version); err != nil {
+			if may, err = q.guard(ctx, inc, lots, keys.Version, skip); err != nil {
 				return err
 			}
 		}
-		for i := pick(lots, f.spread); i >= 0; i = pick(lots, 1) { // after a random choice without free elements, take the lots in order
-			to := i + 1
-			for to < len(lots) && together(lots[i].bucket, lots[to].bucket) {
+		choose(lots, spread)
+		for to := 1; len(lots) > 0; lots, to = lots[to:], 1 {
+			for to < len(lots) && together(lots[0].bucket, lots[to].bucket) {
 				to++
 			}
-			t, es, due, err := q.soonest(ctx, inc, lots[i:to], f.n, may)
+			t, es, next, err := q.soonest(ctx, inc, lots[:to], f.n, may)
 			if err != nil {
 				return err
 			}
-			if f.due = earlier(f.due, due); t != nil {
-				lots = slices.DeleteFunc(lots, func(o *lot) bool { return o == t })
+			if f.due = earlier(f.due, next); t != nil {
 				f.lot, f.es = t, es
-				f.more = keys == nil && (pick(lots, 1) >= 0 || len(all) > 0)
+				f.more = keys == nil && (len(due) > 0 || slices.ContainsFunc(lots, func(o *lot) bool { return o != t && !o.exhausted() }))
 				return nil
 			}
-			for _, t := range lots[i:to] {
-				for _, e := range t.unclaimed() {
-					if f.odd && left == nil && q.Skips.Left(e.key()) {
-						of, left = t, []*element{e}
-					}
-				}
-			}
-			lots = slices.Delete(lots, i, to)
 		}
 	}
-	f.lot, f.es = of, left
 	return nil
 }
 
@@ -266,25 +252,10 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 // `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
 // its period has begun by the time of the next element.
 func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, may func(*element) bool) (t *lot, es []*element, due time.Time, err error) {
-	if l := lots[0]; !l.delayed {
-		if err := q.list(ctx, inc, l); err != nil {
-			return nil, nil, due, err
-		}
-		for _, e := range l.elements {
-			if len(es) < n && !l.taken.has(e.seq) && may(e) {
-				t, es = l, append(es, e)
-			}
-		}
-		return t, es, due, nil
-	}
-	type candidate struct {
-		*element
-		of *lot
-		at int64 // an element that was due when it was sent counts as due at the beginning of the period; the same for all elements of a lot that is not delayed
-	}
-	var left []candidate // unclaimed elements of the listed lots, in the order of their times
-	for now := time.Now().UnixMilli(); len(es) < n; {
-		if len(lots) > 0 && (len(left) == 0 || lots[0].number <= left[0].at) {
+	var left []*element // unclaimed elements of the listed lots, in the order of their times
+	of := make(map[string]*lot)
+	for now := time.Now().UnixMilli(); len(es) < n && len(lots)+len(left) > 0; {
+		if len(lots) > 0 && (len(left) == 0 || lots[0].number <= left[0].due) {
 			l := lots[0]
 			if lots = lots[1:]; l.exhausted() {
 				continue
@@ -292,83 +263,30 @@ func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*
 			if err := q.list(ctx, inc, l); err != nil {
 				return nil, nil, due, err
 			}
-			for _, e := range l.unclaimed() {
-				left = append(left, candidate{e, l, max(e.due, l.number)})
+			of[l.name], left = l, append(left, l.unclaimed()...)
+			if len(of) > 1 {
+				slices.SortStableFunc(left, func(a, b *element) int { return cmp.Compare(a.due, b.due) })
 			}
-			slices.SortStableFunc(left, func(a, b candidate) int { return cmp.Compare(a.at, b.at) })
 			continue
 		}
-		if len(left) == 0 {
-			break
-		}
-		switch e := left[0]; {
+		e := left[0]
+		switch l := of[e.bucket]; {
 		case e.due > now:
 			return t, es, time.UnixMilli(e.due), nil
-		case !may(e.element):
-		case t != nil && t != e.of:
+		case !may(e):
+		case t != nil && t != l:
 			return t, es, due, nil
 		default:
-			t, es = e.of, append(es, e.element)
+			t, es = l, append(es, e)
 		}
 		left = left[1:]
 	}
 	return t, es, due, nil
 }
 
-// After a listing of the marks, the client assumes for the time aliveFor that the listed marks
-// exist, unless it has had another mark since. If it took its earlier mark for alive, an only consumer
-// would skip elements that it had claimed before, and would deliver later elements first.
-const aliveFor = time.Second
-
-// The method `bury` moves the lines of deleted marks from the boards of `lots` to their `dead`
-// lines. Its result is true if the board of a lot with elements keeps a line of another mark. If
-// `watch` is set, `bury` lists the marks even if the last listing is fresh.
-func (q *finder) bury(ctx context.Context, inc *session.Incarnation, lots []*lot, watch bool) (others bool, err error) {
-	mine, foreign, unknown := q.mark(), false, false
-	q.mu.Lock()
-	alive := q.alive
-	fresh := q.lister == mine && time.Since(q.listed) < aliveFor
-	q.mu.Unlock()
-	for _, t := range lots {
-		for mark := range t.board.lines {
-			if mark != mine && t.children > 0 {
-				foreign, unknown = true, unknown || !fresh || !alive[mark]
-			}
-		}
-	}
-	if !foreign || !unknown && !watch {
-		return foreign, nil
-	}
-	names, err := inc.Names(ctx, q.live) // after the boards were read
-	if err != nil {
-		return false, err
-	}
-	alive = make(map[string]bool, len(names))
-	for _, name := range names {
-		alive[name] = true
-	}
-	q.mu.Lock()
-	q.alive, q.listed, q.lister = alive, time.Now(), mine
-	q.mu.Unlock()
-	for _, t := range lots {
-		for mark, h := range t.board.lines {
-			switch {
-			case mark == mine:
-			case alive[mark]:
-				others = others || t.children > 0
-			default:
-				t.dead = append(t.dead, h)
-				delete(t.board.lines, mark)
-			}
-		}
-	}
-	return others, nil
-}
-
-// The function `pick` returns the index of a random lot among the first lots of one priority that may
-// have free elements, at most `spread`. If the first of them is delayed, it is that lot. If no lot may
-// have free elements, `pick` returns -1.
-func pick(lots []*lot, spread int) int {
+// The function `choose` moves a random lot to the front: one of the first lots of one priority that may
+// have free elements, at most `spread`. If the first of them is delayed, it is that lot.
+func choose(lots []*lot, spread int) {
 	var choice []int
 	for i, t := range lots {
 		if t.exhausted() {
@@ -381,14 +299,23 @@ func pick(lots []*lot, spread int) int {
 			break
 		}
 	}
-	if choice == nil {
-		return -1
+	if choice != nil {
+		i := choice[dice.IntN(len(choice))]
+		t := lots[i]
+		copy(lots[1:], lots[:i])
+		lots[0] = t
 	}
-	return choice[dice.IntN(len(choice))]
 }
 
-// The method `lots` reads buckets, and then buries the lines of deleted marks: see `bury` for `watch` and
-// `others`. It leaves out deleted buckets, skipped buckets, and buckets that the client cannot read.
+// After a listing of the marks, the client assumes for the time aliveFor that the listed marks
+// exist, unless it has had another mark since. If it took its earlier mark for alive, an only consumer
+// would skip elements that it had claimed before, and would deliver later elements first.
+const aliveFor = time.Second
+
+// The method `lots` reads buckets, and leaves out deleted buckets, skipped buckets, and buckets that the
+// client cannot read. Then it moves the lines of deleted marks from the boards to the `dead` lines of the
+// lots. The result `others` is true if the board of a lot with elements keeps a line of another mark. If
+// `watch` is set, `lots` lists the marks even if the last listing is fresh.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
 	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
@@ -403,11 +330,48 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 			lots = append(lots, newLot(buckets[i], n))
 		}
 	}
-	others, err = q.bury(ctx, inc, lots, watch)
+	mine := q.mark()
+	q.mu.Lock()
+	alive := q.alive
+	if q.lister != mine || time.Since(q.listed) >= aliveFor {
+		alive = nil
+	}
+	q.mu.Unlock()
+	unknown := false
 	for _, t := range lots {
+		for mark := range t.board.lines {
+			if mark != mine && t.children > 0 {
+				others, unknown = true, unknown || watch || !alive[mark]
+			}
+		}
+	}
+	if unknown {
+		names, err := inc.Names(ctx, q.live) // after the boards were read
+		if err != nil {
+			return lots, false, err
+		}
+		alive, others = make(map[string]bool, len(names)), false
+		for _, name := range names {
+			alive[name] = true
+		}
+		q.mu.Lock()
+		q.alive, q.listed, q.lister = alive, time.Now(), mine
+		q.mu.Unlock()
+	}
+	for _, t := range lots {
+		for mark, h := range t.board.lines {
+			switch {
+			case mark == mine || !unknown:
+			case alive[mark]:
+				others = others || t.children > 0
+			default:
+				t.dead = append(t.dead, h)
+				delete(t.board.lines, mark)
+			}
+		}
 		t.taken = t.board.gone.union(t.board.claimed())
 	}
-	return lots, others, err
+	return lots, others, nil
 }
 
 // The function `hidden` returns true if a znode exists and the servers did not let the client read
@@ -440,7 +404,7 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 // has keys, the board does not suffice: then `list` lists again after each removal, too.
 func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) error {
 	before, ok := q.listings.Load(t.name)
-	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && !t.keyed) {
+	if ok && (before.pzxid == t.pzxid || before.czxid == t.czxid && before.last == t.last && t.dead == nil && t.keys == nil) {
 		t.elements = before.elements
 		return nil
 	}
@@ -481,20 +445,18 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 
 // The method `guard` returns the function `may`, which reports whether the key of an element allows
 // a claim. The caller must call `may` in the order of the lots. The method lists each lot with
-// claimed elements, because only the name of an element shows its key.
-func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, keys int32) (may func(*element) bool, err error) {
-	next := make(map[string]*element) // by key, the only element that a consumer may claim next; nil: none
+// claimed elements, because only the name of an element shows its key. It gives each lot the operation
+// `keys`: the servers refuse it if another claim was applied, or an element was moved, since the search
+// read the znode "keys" in this version.
+func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lot, version int32, skip func(key string) bool) (may func(*element) bool, err error) {
+	next := make(map[string]string) // by key of a barred element: the key() of the only element that a consumer may claim next, or ""
 	allows := func(e *element) bool {
 		only, barred := next[keyOf(e.tag)]
-		return !e.keyed() || !barred || only != nil && *only == *e // another listing may have another pointer
+		return !e.keyed() || !barred || only == e.key()
 	}
-	bar := func(e, only *element) {
-		if e.keyed() {
-			next[keyOf(e.tag)] = only
-		}
-	}
+	keys := &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: version}
 	for _, t := range lots {
-		t.keyed, t.keys = true, keys
+		t.keys = keys
 		claimed := t.board.claimed()
 		if t.children == 0 || len(claimed) == 0 && !t.delayed {
 			continue
@@ -506,27 +468,17 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 			switch {
 			case t.board.gone.has(e.seq):
 			case claimed.has(e.seq):
-				bar(e, nil)
+				next[keyOf(e.tag)] = ""
 			case e.first > 0 && allows(e):
-				bar(e, e)
+				next[keyOf(e.tag)] = e.key()
 			}
 		}
 	}
 	return func(e *element) bool {
-		skip := q.Skips.Skipped(e.key())
-		ok := !skip && allows(e)
-		if ok || skip {
-			bar(e, nil) // a skipped element keeps its position before the other elements of its key
+		skipped, ok := skip(e.key()), allows(e)
+		if ok || skipped {
+			next[keyOf(e.tag)] = "" // a skipped element keeps its position before the other elements of its key
 		}
-		return ok
+		return ok && !skipped
 	}, nil
-}
-
-// The method `exclusion` returns operations for a claim in the lot. With keys, the servers refuse them
-// if another claim was applied, or an element was moved, since the lot was read.
-func (t *lot) exclusion(dir string) []any {
-	if !t.keyed {
-		return nil
-	}
-	return []any{&zk.SetDataRequest{Path: session.ChildPath(dir, keysName), Version: t.keys}}
 }

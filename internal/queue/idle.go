@@ -22,9 +22,9 @@ func (p *pump) othersWait(inc *session.Incarnation) bool {
 	return err == nil && len(lock.ParseChildren(names, p.q.Line.Bases...)) > 1
 }
 
-// The method `idle` waits in the line until a search has put free elements into p.found. If no
-// consumer of `p` waits any longer and another pump waits in the line, it leaves the line. Then it
-// returns without elements as soon as a consumer of `p` waits.
+// The method `idle` enters the line and searches. If no element is free, it waits for an event, after which
+// it is called again. If no consumer of `p` waits any longer and another pump waits in the line, it leaves
+// the line. Then it returns as soon as a consumer of `p` waits.
 func (p *pump) idle(inc *session.Incarnation) (err error) {
 	q := p.q
 	q.m.Waiters.Add(1)
@@ -35,64 +35,43 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 			return err
 		}
 	}
-	for {
-		// The pump joins its watches before it searches, so it misses no event after the search.
-		watches := []*conn.Watch{
-			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: q.dir}),
-			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: session.ChildPath(q.dir, pausedName)}), // another client may delete it without a ring of the bell
-			inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.live}),
-		}
-		over, due, err := p.lookAgain(inc)
-		if err == nil && !over {
-			soon, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
-			unwanted := p.wait(soon, inc, func() bool { return p.waiting > 0 }) != nil
-			cancel()
-			switch over = true; {
-			case unwanted && p.othersWait(inc):
-				p.leavePlace() // another pump waits for the next element
-				err = p.wait(p.ctx, inc, func() bool { return p.waiting > 0 })
-			case q.Skips.begun.Load() != p.skips:
-				p.leavePlace()
-			default:
-				over, err = false, inc.AwaitAny(p.ctx, watches, due)
-			}
-		}
-		for _, w := range watches {
-			inc.Watches.Leave(w)
-		}
-		if err != nil || over {
-			return err
-		}
+	// The pump joins its watches before it searches, so it misses no event after the search.
+	paused := session.ChildPath(q.dir, pausedName) // another client may delete it without a ring of the bell
+	watches := make([]*conn.Watch, 3)
+	for i, key := range []conn.WatchKey{{Kind: conn.WatchData, Path: q.dir}, {Kind: conn.WatchData, Path: paused}, {Kind: conn.WatchChildren, Path: q.live}} {
+		watches[i] = inc.Watches.Join(key)
+		defer inc.Watches.Leave(watches[i])
 	}
-}
-
-// lookAgain sets the watches of an idle pump, and then searches. The pump must search again at the
-// time `due`, even without an event.
-func (p *pump) lookAgain(inc *session.Incarnation) (found bool, due time.Time, err error) {
-	q := p.q
-	data, _, err := inc.Get(p.ctx, q.dir)
-	switch {
+	switch data, _, err := inc.Get(p.ctx, q.dir); {
 	case session.IsNoNode(err):
 		_, err = inc.Create(p.ctx, q.dir, ring(q.dir).Data)
-		return false, time.Now(), err
+		return err
 	case err != nil:
-		return false, due, err
+		return err
 	case !ours(data):
-		return false, due, q.m.Mixed(q.dir)
+		return q.m.Mixed(q.dir)
 	}
-	if p.found, err = q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: true}); err != nil {
-		return false, due, err
-	}
-	if len(p.found.es) > 0 {
-		return true, due, nil
+	if p.found, err = q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: true}); err != nil || len(p.found.es) > 0 {
+		return err
 	}
 	if p.found.paused {
-		if _, _, err := inc.Get(p.ctx, session.ChildPath(q.dir, pausedName)); session.IsNoNode(err) {
-			return false, time.Now(), nil
+		if _, _, err := inc.Get(p.ctx, paused); session.IsNoNode(err) {
+			return nil
 		}
 	}
 	p.spread = 1 // no element is free, so no consumer competes for one
-	return false, earlier(q.Sweep(inc), p.found.due), nil
+	due := earlier(q.Sweep(inc), p.found.due)
+	soon, cancel := context.WithTimeout(p.ctx, 5*time.Millisecond) // a fast consumer calls `next` again within this time
+	defer cancel()
+	switch unwanted := p.wait(soon, inc, func() bool { return p.waiting > 0 }) != nil; {
+	case unwanted && p.othersWait(inc):
+		p.leavePlace() // another pump waits for the next element
+		return p.wait(p.ctx, inc, func() bool { return p.waiting > 0 })
+	case q.Skips.begun.Load() != p.skips:
+		p.leavePlace()
+		return nil
+	}
+	return inc.AwaitAny(p.ctx, watches, due)
 }
 
 func (p *pump) leavePlace() {

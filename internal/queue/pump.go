@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/dice"
@@ -32,7 +33,7 @@ type pump struct {
 
 	consumers int // number of consumers that have not left; guarded by q.mu
 
-	mu       sync.Mutex    // guards the fields from here to `claiming`
+	mu       sync.Mutex    // guards the fields from here to `timer`
 	waiting  int           // number of items that consumers wait for
 	hand     bool          // a consumer that settles its items has called `next`
 	offering int           // number of items that consumers offer and the program has not taken
@@ -41,11 +42,12 @@ type pump struct {
 	ahead    int           // largest number of items that the pump may claim ahead
 	starved  bool          // a consumer has waited since the last claim
 	size     int           // mean size of the last claim's elements, in bytes; 0 before the first
-	last     time.Time     // time of the latest delivery to a consumer
-	each     time.Duration // about how long one element keeps all consumers busy
-	asks     int           // how often a consumer has asked for another element after a delivery, while no other consumer waited
+	taken    int           // number of elements that the program has taken
+	before   int           // the same at the last claim
+	claimed  time.Time     // time of the last claim
 	timer    *time.Timer   // calls `shed`
-	claiming bool          // a claim is under way: its items come after the items in `ready`
+
+	claiming atomic.Bool // a claim is under way: its items come after the items in `ready`
 
 	// The following fields belong to the goroutine that claims elements.
 
@@ -100,20 +102,10 @@ func (p *pump) changeLocked() {
 
 // The method `next` returns the item that a consumer offers next. The consumer must call `done`
 // when the program has taken the item, or when the consumer has put the item back. Until `next`
-// returns, the pump counts the caller as waiting for `n` items. If the channel `faults` delivers an
-// error, `next` returns that error.
+// returns, the pump counts the caller as waiting for `n` items. If `n` is 0, `next` returns nil instead of
+// waiting. If the channel `faults` delivers an error, `next` returns that error.
 func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) (*item, error) {
 	p.mu.Lock()
-	if p.waiting == 0 && !p.last.IsZero() {
-		// The estimate adapts quickly if the consumers become slower, and not as quickly if they become
-		// faster. Time in which a consumer waits for an element does not count.
-		p.asks++
-		if d := time.Since(p.last); d > p.each {
-			p.each = (p.each + d) / 2
-		} else {
-			p.each -= (p.each - d) / 4
-		}
-	}
 	p.waiting += n
 	p.hand = p.hand || hand
 	p.changeLocked()
@@ -126,11 +118,13 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 			return nil, session.CtxErr(ctx)
 		}
 		if it := p.takeLocked(); it != nil {
-			p.last = time.Now()
 			if len(p.ready) <= p.ahead/2 {
 				p.changeLocked()
 			}
 			return it, nil
+		}
+		if n == 0 {
+			return nil, nil
 		}
 		p.starved = true
 		changed := p.changed
@@ -148,13 +142,6 @@ func (p *pump) next(ctx context.Context, n int, hand bool, faults <-chan error) 
 			return nil, err
 		}
 	}
-}
-
-// The method `poll` returns an item like the method `next`, or nil if no item is ready.
-func (p *pump) poll() *item {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.takeLocked()
 }
 
 // takeLocked returns the first ready item with a valid claim, or nil.
@@ -177,13 +164,14 @@ func (p *pump) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.offering--
+	p.taken++
 }
 
 // The method `run` claims elements until the last consumer has left or the Session is being closed.
 func (p *pump) run() {
 	defer close(p.over)
-	defer p.returnReady() // a consumer may have put an item back after the last session
-	defer p.cancel()      // from here on, PutBack returns items to the queue
+	defer p.giveBack(0) // a consumer may have put an item back after the last session
+	defer p.cancel()    // from here on, PutBack returns items to the queue
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
 		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
@@ -216,23 +204,19 @@ func (p *pump) session(inc *session.Incarnation) error {
 		err = p.step(inc, c)
 	}
 	p.leavePlace()
-	if last := p.returnReady(); last != nil {
+	if last := p.giveBack(0); last != nil {
 		inc.AwaitConnected(last.done, session.Grace)
 	}
 	c.leave()
 	return err
 }
 
-// The method `returnReady` returns to the queue the elements that no consumer offers. It returns the
-// entry of the last, or nil.
-func (p *pump) returnReady() (last *entry) {
+// The method `giveBack` returns to the queue the elements that no consumer offers, except the first n. It
+// returns the entry of the last, or nil.
+func (p *pump) giveBack(n int) (last *entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.returnLocked(0)
-}
-
-// returnLocked returns the ready elements to the queue, except the first n.
-func (p *pump) returnLocked(n int) (last *entry) {
+	n = min(n, len(p.ready))
 	for _, it := range p.ready[n:] {
 		last, _ = it.c.decide(it, untried, nil)
 	}
@@ -249,12 +233,13 @@ const maxBatch = bucketSize
 // The method `step` brings elements from the queue to the consumers.
 func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	// 1. Wait until consumers have room for more. Until then, leave the line of idle consumers.
-	var room, hands int
+	var room, hands int // `hands` is the number of elements that are in hand as soon as they are claimed
+	limited := false
 	err := p.wait(p.ctx, inc, func() bool {
 		if p.hand {
 			hands = max(p.waiting-len(p.ready), 0)
 		}
-		if room = p.roomLocked(); room == 0 {
+		if room, limited = p.roomLocked(), p.limitedLocked(); room == 0 {
 			p.leavePlace()
 		}
 		return room > 0
@@ -282,27 +267,38 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return errDone
 	}
-	// 3. Claim as many elements as there is room for, and read them.
-	es, hands := p.choose(room, hands)
+	// 3. Choose the elements. With a limit of attempts, the claim records all of them as in hand. Then
+	//    stop at an element that was tried before and that no consumer waits for: if the process
+	//    crashes, an element counts as tried without a delivery at most once. Do not stop at an element
+	//    without attempts left, which no consumer gets.
+	f := p.found
+	es := f.es[:min(len(f.es), room, maxBatch)]
+	if hands = min(hands, len(es)); limited {
+		tried := f.lot.next().tried
+		for ; hands < len(es); hands++ {
+			if n := int(es[hands].tries) + tried[es[hands].seq]; n > 0 && n < p.q.cfg.MaxAttempts {
+				break
+			}
+		}
+		es = es[:hands]
+	}
 	if len(es) == 0 {
 		p.leavePlace()
 		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
-	p.setClaiming(true)
-	defer p.setClaiming(false)
-	items, err := c.obtain(p.found.lot, es, hands)
+	// 4. Claim the elements, and read them.
+	p.claiming.Store(true)
+	defer p.claiming.Store(false)
+	items, err := c.obtain(f.lot, es, hands)
 	switch err {
 	case nil:
-	case errBarred:
-		p.found = nil
-		return nil
 	case errOutrun:
 		return p.makeWay()
 	default:
 		return err
 	}
-	p.spread, p.pause, p.found.es = max(p.spread/2, 1), p.pause/2, p.found.es[len(es):]
-	// 4. Give the items to the consumers.
+	p.spread, p.pause, f.es = max(p.spread/2, 1), p.pause/2, f.es[len(es):]
+	// 5. Give the items to the consumers.
 	if p.try {
 		if len(items) > 0 {
 			p.got, err = items[0], errDone
@@ -312,20 +308,20 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	items = slices.DeleteFunc(items, p.q.spent)
 	size := 0
 	for _, it := range items {
-		size += it.size
+		size += len(it.data)
 	}
 	p.mu.Lock()
 	if len(es) == room && p.starved {
 		p.ahead = min(max(2*p.ahead, 2), p.most)
 	}
-	p.size, p.starved = size/max(len(items), 1)+1, false
+	p.size, p.starved, p.before, p.claimed = size/max(len(items), 1)+1, false, p.taken, time.Now()
 	p.ready = append(p.ready, items...)
 	p.timer.Reset(shedEvery)
 	p.changeLocked()
 	p.mu.Unlock()
-	// 5. Leave the line to the next consumers if there are more elements than room, or after maxClaims
+	// 6. Leave the line to the next consumers if there are more elements than room, or after maxClaims
 	//    claims.
-	if p.claims++; p.place != nil && (len(p.found.es) > 0 || p.found.more || p.claims >= maxClaims && p.othersWait(inc)) {
+	if p.claims++; p.place != nil && (len(f.es) > 0 || f.more || p.claims >= maxClaims && p.othersWait(inc)) {
 		p.leavePlace()
 	}
 	return nil
@@ -354,35 +350,6 @@ func (p *pump) makeWay() error {
 	}
 	p.pause = min(max(2*p.pause, firstPause), maxPause)
 	return session.Sleep(p.ctx, dice.Below(p.pause))
-}
-
-// The method `choose` returns the elements that the pump claims next, at most `room`. The claim records
-// the first `hands` of them as in hand. Without a limit of attempts, these are the elements that
-// consumers wait for. With a limit, they are all. Then `choose` stops at an element that was tried
-// before and that no consumer waits for: if the process crashes, an element counts as tried without a
-// delivery at most once. It does not stop at an element without attempts left, which no consumer gets.
-func (p *pump) choose(room, waiting int) (es []*element, hands int) {
-	p.mu.Lock()
-	limited := p.limitedLocked()
-	p.mu.Unlock()
-	es = p.found.es[:min(len(p.found.es), room, maxBatch)]
-	hands = min(waiting, len(es))
-	if !limited {
-		return es, hands
-	}
-	tried := p.found.lot.next().tried
-	for ; hands < len(es); hands++ {
-		if n := int(es[hands].tries) + tried[es[hands].seq]; n > 0 && n < p.q.cfg.MaxAttempts {
-			break
-		}
-	}
-	return es[:hands], hands
-}
-
-func (p *pump) setClaiming(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.claiming = on
 }
 
 // roomLocked returns the number of elements that the pump may claim now. An offered item counts as
@@ -420,23 +387,20 @@ func (p *pump) wait(ctx context.Context, inc *session.Incarnation, so func() boo
 // as tried if the process crashes.
 func (p *pump) limitedLocked() bool { return p.hand && p.q.cfg.MaxAttempts > 0 }
 
-// mostLocked returns the largest number of elements that the pump may claim ahead: the number that its
-// consumers take in a second, at least 1. With a limit of attempts, it is the number that they take within
-// the time batchTime, but at least batchLeast, because each claim costs a write. With a limit of one
-// attempt, it is 0. It is also 0 before a second element was asked for: the program may have received the
-// first from a channel, and may not have begun to work on it.
+// mostLocked returns the largest number of elements that the pump may claim ahead: the number that the
+// program takes in a second, by the time since the last claim, but at least 1. With a limit of attempts, it
+// is the number that the program takes within the time batchTime, but at least batchLeast, because each
+// claim costs a write. With a limit of one attempt, it is 0. It is also 0 until the program has taken two
+// elements: it may have received the first from a channel, and may not have begun to work on it.
 func (p *pump) mostLocked() int {
-	each, n := p.each, math.MaxInt
-	if p.waiting == 0 && !p.last.IsZero() { // no consumer waits
-		each = max(each, time.Since(p.last))
-	}
-	if each > 0 {
-		n = max(int(time.Second/each), 1)
+	n := math.MaxInt
+	if d := time.Since(p.claimed); d > 0 {
+		n = max(int(time.Duration(p.taken-p.before+1)*time.Second/d), 1)
 	}
 	switch {
 	case !p.limitedLocked():
 		return n
-	case p.q.cfg.MaxAttempts == 1 || p.asks < 2:
+	case p.q.cfg.MaxAttempts == 1 || p.taken < 2:
 		return 0
 	}
 	return min(n, max(n/int(time.Second/batchTime), batchLeast)+p.waiting, batchMost)
@@ -455,11 +419,12 @@ const (
 // The method `shed` returns to the queue the elements that the pump has claimed too far ahead.
 func (p *pump) shed() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n := p.mostLocked(); n < len(p.ready) && !p.claiming {
-		p.returnLocked(n)
+	most, more := p.mostLocked(), len(p.ready) > 1
+	p.mu.Unlock()
+	if !p.claiming.Load() {
+		p.giveBack(most)
 	}
-	if len(p.ready) > 1 {
+	if more {
 		p.timer.Reset(shedEvery)
 	}
 }

@@ -15,8 +15,9 @@ import (
 	"github.com/zsync/zsync/internal/trace"
 )
 
-// This file settles each claimed element exactly once, even if replies or sessions are lost. A returned element stays in its bucket, and claimant.post writes the board. Every other fate
-// deletes the element, in one transaction:
+// This file settles each claimed element exactly once, even if replies or sessions are lost. A returned
+// element stays in its bucket, and claimant.flush writes the board. Every other fate deletes the element,
+// in one transaction:
 //
 //	check(mark) + delete(element) + operations of the fate
 //
@@ -32,7 +33,6 @@ type item struct {
 	c        *claimant
 	pump     *pump // the pump that offers it
 	data     []byte
-	size     int       // length of `data`; valid after `data` is dropped, too
 	attempts int       // number of deliveries before this claim
 	sent     time.Time // time of the Send, by the servers' clock
 	value    any       // decoded data
@@ -52,15 +52,6 @@ type item struct {
 	cancel context.CancelCauseFunc // ends ctx
 }
 
-// The method `read` takes the data and the times of an item from its znode.
-func (it *item) read(n session.Node) {
-	it.data, it.size, it.sent = n.Data, len(n.Data), time.UnixMilli(n.Stat.Ctime)
-	it.attempts += int(it.tries)
-	if it.first > 0 {
-		it.sent = time.UnixMilli(it.first)
-	}
-}
-
 // The type `entry` is the fate of an item.
 type entry struct {
 	Settlement
@@ -74,14 +65,6 @@ type entry struct {
 func (e *entry) close(err error) {
 	e.err = cmp.Or(e.err, err)
 	close(e.done)
-}
-
-// The method `tried` returns the number of attempts of the item.
-func (e *entry) tried() int {
-	if e.Untried {
-		return e.item.attempts
-	}
-	return e.item.attempts + 1
 }
 
 // The method `decide` gives an item the fate of `s`, unless an earlier call has decided the fate.
@@ -118,8 +101,7 @@ func (c *claimant) sendLocked(e *entry) {
 	case loss != nil:
 		e.close(loss)
 	case e.Fate == Return:
-		if c.returns = append(c.returns, e); !c.posting {
-			c.posting = true
+		if c.returns = append(c.returns, e); len(c.returns) == 1 {
 			c.q.m.Spawn(func() {
 				c.turn <- struct{}{}
 				defer func() { <-c.turn }()
@@ -169,22 +151,18 @@ func (c *claimant) run() {
 func (c *claimant) settle(es []*entry) {
 	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
-		touch := es[0].with != nil
+		ops, touch, open := opsOf(steps), es[0].with != nil, false
 		if err == nil {
-			err = c.q.m.CheckSize(append(opsOf(steps), c.check(touch)))
+			err = c.q.m.CheckSize(append(ops, &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner)}))
 		}
 		var rs []zk.MultiResponse
-		open := false
 		if err == nil {
 			var zxid int64
 			// If the reply is lost, Recall needs the zxid of the transaction, which the mark then has.
-			rs, open, err = c.transact(opsOf(steps), touch, func(mark int64) (bool, error) {
+			rs, open, err = c.transact(ops, touch, func(mark int64) (bool, error) {
 				zxid = mark
 				return c.deleted(es)
 			})
-			if touch && rs == nil {
-				es[0].with.forget() // there is no reply
-			}
 			if err == nil {
 				c.removed(es, rs, zxid)
 				return
@@ -234,6 +212,10 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		if moved = moved || keyed && e.Fate == Later; keyed || e.Fate == Later {
 			ringer = e
 		}
+		tried := e.item.attempts
+		if !e.Untried {
+			tried++
+		}
 		switch {
 		case e.with != nil:
 			var load []step
@@ -242,7 +224,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 				add(s.op, s.cure)
 			}
 		case e.Fate == Bury:
-			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, e.tried(), e.Reason) {
+			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, tried, e.Reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
 					return inc.MakeDir(session.Finishing, session.Dir{Path: q.Dead})
 				}))
@@ -255,7 +237,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 			if dir, cure, err = q.slot(session.Finishing, c.inc, at); session.IsNoNode(err) {
 				err = errMissing // another client has deleted the queue
 			} else if err == nil {
-				name := laterName(due, int32(e.tried()), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
+				name := laterName(due, int32(tried), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
 				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, cure)
 			}
 		}
@@ -279,32 +261,21 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 // The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
 // servers no longer apply any attempt of that transaction.
 func (c *claimant) deleted(es []*entry) (bool, error) {
-	there, err := c.thereOf(c.inc, es)
-	if err != nil || there > 0 {
+	err := c.inc.Sync(session.Finishing, c.q.dir)
+	var errs []error
+	if err == nil {
+		_, errs, err = c.inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
+	}
+	if err != nil || slices.ContainsFunc(errs, func(err error) bool { return !session.IsNoNode(err) }) {
 		return false, err
 	}
-	// The elements do not exist. If the mark still exists, this claimant has deleted the elements.
-	// If the mark does not exist, another client may have claimed and deleted them.
-	stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
-	if err == nil && stat == nil {
+	// The elements do not exist. If the mark does not exist, another client may have claimed and deleted them.
+	mark, err := c.inc.Exists(session.Finishing, c.path())
+	if err == nil && mark == nil {
 		c.lose(c.inc.Deleted())
 		err = session.ErrVanished
 	}
 	return err == nil, err
-}
-
-// thereOf returns the number of elements of these entries that exist.
-func (c *claimant) thereOf(inc *session.Incarnation, es []*entry) (there int, err error) {
-	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
-		return 0, err
-	}
-	_, errs, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
-	for _, e := range errs {
-		if !session.IsNoNode(e) {
-			there++
-		}
-	}
-	return there, err
 }
 
 // The method `removed` closes the entries of an applied transaction. The argument `rs` has the
@@ -315,6 +286,7 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	for _, e := range es {
 		switch {
 		case e.with != nil && rs == nil:
+			e.with.forget()
 			e.with.rs = c.q.m.BareResponses(c.inc.Recall(session.Finishing, e.with.ops, zxid))
 		case e.with != nil:
 			e.with.rs = c.q.m.BareResponses(e.with.answered(rs[2:])) // the first two are the check of the mark and the deletion
@@ -342,93 +314,86 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	}
 }
 
+// retryAfter is the time between a refusal and the next attempt. It doubles with each refusal, up
+// to a minute.
+const retryAfter = time.Second
+
 // The method `refuse` handles an entry that the servers have refused. They have applied none of its
 // operations. A refused load fails: its item stays in hand, and the fate of the item is open again.
 // Every other fate stays decided, and the claimant tries to carry it out again, because the servers
 // may then allow it.
 func (c *claimant) refuse(e *entry, err error) {
+	missing, it := err == errMissing, e.item
+	var again *entry
 	c.mu.Lock()
-	missing, first := err == errMissing, false
-	switch {
+	switch loss := context.Cause(c.held); {
 	case missing:
-		c.leaveLocked(e.item)
-		c.dropLocked(e.item)
-		e.close(c.inc.Deleted())
+		c.leaveLocked(it)
+		c.dropLocked(it)
+		err = c.inc.Deleted()
 	case e.with != nil:
-		e.item.final = nil
-		e.close(err)
-		if then := e.item.then; then != nil {
-			c.enterLocked(e.item, *then, nil)
+		if it.final = nil; it.then != nil {
+			c.enterLocked(it, *it.then, nil)
 		}
+	case loss != nil:
+		err = loss
 	default:
-		first = e.wait == 0
-		c.refuseLocked(e, err)
+		again = &entry{Settlement: e.Settlement, item: it, wait: min(max(2*e.wait, retryAfter), time.Minute), done: make(chan struct{})}
+		it.final, it.back = again, false
 	}
+	e.close(err)
 	c.mu.Unlock()
-	if first {
-		c.q.m.Log.Error("zsync: cannot settle an element; the Session keeps trying", "path", c.q.cfg.Path, "element", e.item.id(), "err", err)
-	}
 	if missing {
-		c.traceDone(trace.Release, trace.Missing, []*item{e.item}, 0)
-		if keyOf(e.item.tag) != "" { // another element of the key may be free
+		c.traceDone(trace.Release, trace.Missing, []*item{it}, 0)
+		if keyOf(it.tag) != "" { // another element of the key may be free
 			c.inc.Multi(session.Finishing, ring(c.q.dir))
 		}
 	}
-}
-
-// retryAfter is the time between a refusal and the next attempt. It doubles with each refusal, up
-// to a minute.
-const retryAfter = time.Second
-
-// refuseLocked schedules another attempt at an entry.
-func (c *claimant) refuseLocked(e *entry, err error) {
-	if loss := context.Cause(c.held); loss != nil {
-		e.close(loss)
+	if again == nil {
 		return
 	}
-	next := *e
-	next.wait = min(max(2*e.wait, retryAfter), time.Minute)
-	next.done = make(chan struct{})
-	e.item.final = &next
-	e.close(err)
+	if e.wait == 0 {
+		c.q.m.Log.Error("zsync: cannot settle an element; the Session keeps trying", "path", c.q.cfg.Path, "element", it.id(), "err", err)
+	}
 	c.q.m.Spawn(func() {
 		select {
-		case <-time.After(next.wait):
+		case <-time.After(again.wait):
 		case <-c.held.Done(): // sendLocked closes the entry
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.sendLocked(&next)
+		c.sendLocked(again)
 	})
 }
 
 // The method `orphaned` closes entries whose claims were lost before a result was known. If `open`
 // is set, an attempt may have been applied. In this case, `orphaned` waits until the mark is
 // deleted. From then on, the servers apply no transaction of this claimant, and the method looks
-// for the elements.
+// for an element: one transaction deletes all of the elements, or none.
 func (c *claimant) orphaned(es []*entry, open bool) {
 	end := func(err error) {
+		err = cmp.Or(err, c.lost(), c.inc.Loss())
 		for _, e := range es {
 			e.close(err)
 		}
 	}
 	if !open {
-		end(cmp.Or(c.lost(), c.inc.Loss()))
+		end(nil)
 		return
 	}
 	c.q.m.Spawn(func() {
-		there := 0 // one transaction deletes all of the elements, or none
+		var there *zk.Stat
 		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
 			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
-				there, err = c.thereOf(inc, es)
+				there, err = inc.ExistsFresh(session.Finishing, session.ChildPath(c.q.dir, es[0].item.key()))
 			}
 			return err
 		})
 		switch {
 		case err != nil:
 			end(session.ErrClosed) // the servers may have applied it
-		case there > 0:
-			end(cmp.Or(c.lost(), c.inc.Loss()))
+		case there != nil:
+			end(nil)
 		default:
 			end(fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
 		}
@@ -459,32 +424,27 @@ func (c *claimant) settleNow(ctx context.Context, it *item, s Settlement, with *
 // longer than ReleaseTime, and only while there is a connection: the caller does not need the
 // result.
 func (c *claimant) await(ctx context.Context, e *entry) error {
-	var down <-chan struct{}
-	var limit <-chan time.Time
+	limited, down := ctx, (<-chan struct{})(nil)
 	if e.Fate == Return || e.Fate == Later {
-		timer := time.NewTimer(session.ReleaseTime)
-		defer timer.Stop()
-		down, limit = c.inc.Disconnection(), timer.C
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, session.ReleaseTime)
+		defer cancel()
+		down = c.inc.Disconnection()
 	}
 	// If several channels are ready, the result takes precedence.
 	select {
 	case <-e.done:
 	case <-down:
-	case <-limit:
 	case <-c.q.m.Over:
-	case <-ctx.Done():
+	case <-limited.Done():
 	}
-	switch {
+	switch over := session.IsClosed(c.q.m.Over); {
 	case session.IsClosed(e.done):
 		return e.err
-	case down != nil && ctx.Err() == nil && !session.IsClosed(c.q.m.Over):
-		return nil
-	case !session.IsClosed(c.q.m.Over):
-		return session.CtxErr(ctx)
-	case e.Fate == Return:
+	case over && e.Fate == Return:
 		return c.inc.EndError(session.ErrClosed) // if the write was not applied, the element is free when the mark is deleted
+	case over: // the servers may have carried out the fate, so ErrLost would be wrong: it says that another consumer gets the element
+		return session.ErrClosed
 	}
-	// The servers may have carried out the fate. ErrLost would say that another consumer gets the
-	// element, so the error is ErrClosed.
-	return session.ErrClosed
+	return session.CtxErr(ctx)
 }

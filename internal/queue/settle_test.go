@@ -37,7 +37,7 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 				removals.Add(1)
 				srv.Expire(r.Session)
 				return zktest.DropRequest
-			case r.Op == zktest.OpSync && r.Path == "/q" && r.Session != first && looks.Add(1) == 1:
+			case r.Op == zktest.OpSync && r.Path == "/q/"+it.(*item).key() && r.Session != first && looks.Add(1) == 1:
 				srv.Expire(r.Session)
 				return zktest.DropRequest
 			}

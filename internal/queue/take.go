@@ -43,15 +43,12 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 		// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
 		// would try a refused removal again, and would remove an element that the caller does not get.
 		removal, err := c.settleNow(ctx, it, Settlement{Fate: Remove}, &load{m: q.m})
+		open := !session.IsClosed(removal.done) || errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost)
 		switch {
-		case err == nil, session.IsNoNode(err):
-			return e, nil // NoNode: this client may have removed the element, and two deliveries are better than none
-		case errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost) && session.IsClosed(removal.done):
-			return e, nil // the Session was closed before the reply: the removal may be applied
-		case !session.IsClosed(removal.done):
-			// The servers may have applied the removal, or may apply it later. So the caller gets the
-			// element, although ctx has ended. If they refuse the removal, the element returns, and
-			// another call gets it too.
+		case err == nil, open, session.IsNoNode(err):
+			// If it is open whether the servers apply the removal, the caller gets the element: two
+			// deliveries are better than none. If they refuse it, the element returns. With NoNode, this
+			// client may have removed the element.
 			c.decide(it, untried, nil)
 			return e, nil
 		case c.lost() == nil || isOver(err):
@@ -66,19 +63,15 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 func (q *core) seize(ctx context.Context) (*item, error) {
 	p := &pump{q: q, ctx: ctx, waiting: 1, spread: 1, try: true}
 	return Detached(ctx, q.m, func() (*item, error) {
-		err := q.m.During(ctx, p.session)
-		for errors.Is(err, session.ErrVanished) { // the mark was deleted, by its claimant or another client
-			err = q.m.During(ctx, p.session)
+		for {
+			switch err := q.m.During(ctx, p.session); {
+			case err == errDone:
+				return p.got, nil
+			case !errors.Is(err, session.ErrVanished): // otherwise, the mark was deleted, by its claimant or another client
+				return nil, err
+			}
 		}
-		if err == errDone {
-			err = nil
-		}
-		return p.got, err
-	}, func(it *item) {
-		if it != nil {
-			it.c.decide(it, untried, nil)
-		}
-	})
+	}, func(it *item) { it.c.decide(it, untried, nil) })
 }
 
 func (q *core) Peek(ctx context.Context) (*Element, error) {
@@ -120,26 +113,24 @@ const pageSize = 64
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		buckets, err := Synced(ctx, q.Common, q.buckets)
-		for _, b := range buckets {
+		for i := 0; i < len(buckets) && err == nil; i++ {
 			var rows []Element
-			if err == nil {
-				err = q.m.During(ctx, func(inc *session.Incarnation) error {
-					lots, _, err := q.lots(ctx, inc, []bucket{b}, true)
-					if err == nil && len(lots) > 0 {
-						rows, err = q.rows(ctx, inc, lots[0])
-					}
+			err = q.m.During(ctx, func(inc *session.Incarnation) error {
+				lots, _, err := q.lots(ctx, inc, buckets[i:i+1], true)
+				if err == nil && len(lots) > 0 {
+					rows, err = q.rows(ctx, inc, lots[0])
+				}
+				return err
+			})
+			rows = slices.DeleteFunc(rows, func(r Element) bool { return r.State != s })
+			for len(rows) > 0 && err == nil {
+				page := rows[:min(len(rows), pageSize)]
+				rows = rows[len(page):]
+				var ls []Element
+				err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+					ls, err = q.fill(ctx, inc, page)
 					return err
 				})
-			}
-			rows = slices.DeleteFunc(rows, func(r Element) bool { return r.State != s })
-			for page := range slices.Chunk(rows, pageSize) {
-				var ls []Element
-				if err == nil {
-					err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-						ls, err = q.fill(ctx, inc, page)
-						return err
-					})
-				}
 				for _, l := range ls {
 					if !yield(l, nil) {
 						return
