@@ -64,6 +64,7 @@ type Semaphore struct {
 	leases string      // the full path of the parent of the permits' znodes
 	at     session.Dir // the znode at root, which has the limit
 	dir    session.Dir // the parent of the permits' znodes
+	mark   string      // the full path of the mark that Resize creates
 	gate   *Mutex
 	limits *lock.Limits
 	known  atomic.Pointer[quota] // the last read of the limit; nil before the first
@@ -106,10 +107,11 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	}
 	m.root = s.m.Full(path)
 	gate := session.ChildPath(path, "locks")
-	m.leases = session.ChildPath(m.root, "leases")
+	m.leases, m.mark = session.ChildPath(m.root, "leases"), session.ChildPath(m.root, "resized")
 	m.at, m.dir = session.Dir{Path: m.root}, session.Dir{Path: m.leases, Part: true}
 	if c.layout == LayoutKazoo { // kazoo expects that its path stays
 		gate, m.leases = path+"-__lock__", m.root
+		m.mark = m.root + "-__resized__" // no child of the path: kazoo would count it as a permit
 		m.at = session.Dir{Path: m.root, Data: []byte{}, Kept: true}
 		m.dir = m.at
 	}
@@ -352,7 +354,7 @@ func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, n int64)
 	if limit != m.named {
 		// Resize creates the mark in the transaction that writes the limit. This session has read the
 		// limit, so it also sees the mark.
-		mark, err := inc.Exists(ctx, m.resized())
+		mark, err := inc.Exists(ctx, m.mark)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -382,15 +384,6 @@ func parseLimit(data []byte) (int64, error) {
 	return limit, nil
 }
 
-// The method `resized` returns the path of the mark that Resize creates. With LayoutKazoo, it is no
-// child of the path: kazoo would count it as a permit.
-func (m *Semaphore) resized() string {
-	if m.layout == LayoutKazoo {
-		return m.root + "-__resized__"
-	}
-	return session.ChildPath(m.root, "resized")
-}
-
 // Resize makes n the limit of the semaphore. The limit n applies to every process that uses the
 // path now or later, whatever limit that process names, even after a time without users. No permit
 // is taken away: if more than n are held, Acquire waits. If the limit grows, the first waiters get
@@ -398,19 +391,14 @@ func (m *Semaphore) resized() string {
 // refuses a limit other than its own; Curator ignores it.
 func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	defer m.wrap("resize", &err)
-	switch {
-	case m.misuse() != nil:
-		return m.misuse()
-	case n <= 0:
-		return session.Invalid("a semaphore of %d permits; want at least 1", n)
-	case ctx.Err() != nil:
-		return session.CtxErr(ctx)
+	if err := m.check(ctx, n); err != nil {
+		return err
 	}
 	// Resize must not lock the gate, because its holder may be waiting for this Resize. The servers
 	// check the version of the limit in a transaction that creates permits.
 	both := []any{
 		&zk.SetDataRequest{Path: m.root, Data: m.stored(n), Version: -1},
-		&zk.CreateRequest{Path: m.resized(), Acl: m.s.m.Config.ACL},
+		&zk.CreateRequest{Path: m.mark, Acl: m.s.m.Config.ACL},
 	}
 	for ops := both; ; {
 		// Resize must not overwrite data that are not a limit.
@@ -625,11 +613,8 @@ func (m *Semaphore) Do(ctx context.Context, n int64, f func(ctx context.Context)
 // fewer, it releases none and returns [ErrNotLocked].
 func (m *Semaphore) Release(n int64) (err error) {
 	defer m.wrap("release", &err)
-	switch {
-	case m.misuse() != nil:
-		return m.misuse()
-	case n <= 0:
-		return session.Invalid("%d permits; want at least 1", n)
+	if err := m.check(context.Background(), n); err != nil {
+		return err
 	}
 	return m.releaseOf(nil, n, nil)
 }
