@@ -228,7 +228,7 @@ func (m *Semaphore) attempt(ctx context.Context, inc *session.Incarnation, n int
 		}
 	}
 	var leases []lock.Permit
-	if !wait || m.calm.Load() {
+	if (!wait || m.calm.Load()) && !m.gate.local.Wanted() {
 		if leases, err = m.takeAtOnce(ctx, q, n); err != nil {
 			return nil, err
 		}

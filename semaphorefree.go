@@ -59,13 +59,9 @@ import (
 // While contenders wait at the gate, each attempt fails and disturbs them. So after a failed
 // attempt, Acquire locks the gate, until a request behind the gate has found its permits free at once.
 
-// takeAtOnce creates the znodes of n free permits without the gate. It returns nil if it did not try,
-// or if the attempt failed.
+// takeAtOnce creates the znodes of n free permits without the gate. It returns nil if the attempt failed.
 func (m *Semaphore) takeAtOnce(ctx context.Context, q *quota, n int64) ([]lock.Permit, error) {
 	inc := q.inc
-	if session.IsClosed(q.watch.Fired) || m.gate.local.Wanted() {
-		return nil, nil
-	}
 	m.s.m.Waiters.Add(1)
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(q.limit, n)
