@@ -46,16 +46,13 @@ type log struct {
 // create also has the permission to write.
 func logACL(cfg session.Config) []zk.ACL {
 	acl := slices.Clone(cfg.ACL)
-	lacks := func(e zk.ACL) bool { return e.Perms&zk.PermCreate != 0 && e.Perms&zk.PermWrite == 0 }
-	switch {
-	case !slices.ContainsFunc(acl, lacks):
-	case len(cfg.Auths) > 0: // only this client gets the permission
-		acl = append(acl, zk.ACL{Scheme: "auth", Perms: zk.PermWrite})
-	default:
-		for i, e := range acl {
-			if lacks(e) {
-				acl[i].Perms |= zk.PermWrite
-			}
+	for i, e := range cfg.ACL {
+		switch {
+		case e.Perms&zk.PermCreate == 0 || e.Perms&zk.PermWrite != 0:
+		case len(cfg.Auths) > 0: // only this client gets the permission
+			return append(acl, zk.ACL{Scheme: "auth", Perms: zk.PermWrite})
+		default:
+			acl[i].Perms |= zk.PermWrite
 		}
 	}
 	return acl
@@ -148,9 +145,9 @@ func (p *pool) take(dir string) *log {
 	return nil
 }
 
-// The method `keep` puts l into the pool for another transaction, or deletes l. It deletes an ephemeral
+// The method `put` puts l into the pool for another transaction, or deletes l. It keeps no ephemeral
 // log that is not at the root, because the directory of the log could not be deleted.
-func (p *pool) keep(inc client, l *log) {
+func (p *pool) put(inc client, l *log, again bool) {
 	p.mu.Lock()
 	beside := 0
 	for _, other := range p.idle {
@@ -158,7 +155,7 @@ func (p *pool) keep(inc client, l *log) {
 			beside++
 		}
 	}
-	kept := beside < MaxIdle && len(p.idle) < MaxIdleAll && l.version < lastVersion && (!p.ephemeral() || l.dir == p.m.Full("/"))
+	kept := again && beside < MaxIdle && len(p.idle) < MaxIdleAll && l.version < lastVersion && (!p.ephemeral() || l.dir == p.m.Full("/"))
 	sweep := kept && !p.swept && !p.ephemeral()
 	if kept {
 		l.used = time.Now()
@@ -211,44 +208,40 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 	}
 }
 
-// The method `remove` deletes persistent logs in the background, or in this goroutine if the Session
-// is closing, because Close waits for it. If this session ends first, the next session deletes them. If
-// the servers refuse the deletion, only this session tries it again.
-func (p *pool) remove(inc *session.Incarnation, closing bool, paths ...string) {
+// The method `remove` deletes logs in the background, or in this goroutine if the Session is closing,
+// because Close waits for it. If this session ends first, the next session deletes them. If the servers
+// refuse the deletion, only this session tries it again.
+func (p *pool) remove(inc *session.Incarnation, closing bool, paths ...string) *session.Deletion {
 	by := func() error {
 		return p.m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, paths...) })
 	}
 	if closing {
 		by()
-		return
+		return nil
 	}
-	inc.Tidy(&session.Deletion{Paths: paths, By: by})
+	return inc.Tidy(&session.Deletion{Paths: paths, By: by})
 }
 
 // The method `delete` deletes l in the background. If `later` is true, a request that creates l may
-// still arrive, and delete first waits until it cannot.
+// still arrive, and delete first waits until it cannot, unless l is ephemeral.
 func (p *pool) delete(client client, l *log, later bool) {
 	inc, m := client.(*session.Incarnation), p.m
-	switch {
-	case p.ephemeral():
-		// If the servers refuse the deletion, the client tries it again, because the session may live long.
-		d := inc.Tidy(&session.Deletion{Paths: []string{l.path}, By: func() error { return inc.RemoveNow(inc.Ctx, l.path) }})
-		if l.dir != m.Full("/") {
+	if p.ephemeral() || !later {
+		d := p.remove(inc, false, l.path)
+		if p.ephemeral() && l.dir != m.Full("/") {
 			d.Await(session.ReleaseTime)
 		}
-	case !later:
-		p.remove(inc, false, l.path)
-	default:
-		leaving, done := m.BeforeClose()
-		m.Spawn(func() {
-			defer done()
-			select {
-			case <-time.After(2 * time.Duration(inc.Timeout.Load())):
-			case <-leaving: // the request that creates the znode has most likely arrived by now
-			case <-m.Over:
-				return
-			}
-			p.remove(inc, session.IsClosed(leaving), l.path)
-		})
+		return
 	}
+	leaving, done := m.BeforeClose()
+	m.Spawn(func() {
+		defer done()
+		select {
+		case <-time.After(2 * time.Duration(inc.Timeout.Load())):
+		case <-leaving: // the request that creates the znode has most likely arrived by now
+		case <-m.Over:
+			return
+		}
+		p.remove(inc, session.IsClosed(leaving), l.path)
+	})
 }

@@ -110,12 +110,8 @@ func (t *transaction) apply(ctx context.Context, during func(func(client) error)
 		inc = c
 		return t.during(ctx, inc)
 	})
-	switch {
-	case t.log == nil:
-	case t.open:
-		t.pool.drop(inc, t.log, false)
-	default:
-		t.pool.keep(inc, t.log)
+	if t.log != nil {
+		t.pool.put(inc, t.log, !t.open)
 	}
 	switch {
 	case !t.open:
@@ -123,7 +119,7 @@ func (t *transaction) apply(ctx context.Context, during func(func(client) error)
 		err = inc.Loss()
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
-	case session.OutcomeOf(err) != session.Unknown: // for example, the servers have refused the credentials meanwhile
+	case session.OutcomeOf(err) != session.Unknown: // for example, the servers now refuse the credentials
 		err = fmt.Errorf("%w: %v", ErrUnknown, err) // %v: the caller must not take this error for the answer to its operations
 	default:
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
