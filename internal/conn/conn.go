@@ -113,8 +113,8 @@ var (
 )
 
 // A Conn is one network connection. It encodes requests directly into its buffer, and decodes
-// replies in the goroutine that reads. So requests need no goroutines of their own. "What happens
-// when a server dies" in docs/design.md has its life.
+// replies in the goroutine that reads. So requests need no goroutines of their own. Its life is in
+// docs/design.md, "What happens when a server dies".
 //
 // If no other packet is waiting or unanswered, the goroutine that makes a request also writes it
 // (see `put`). All other packets are written by one goroutine, which runs the method `write`. Each
@@ -146,7 +146,7 @@ type Conn struct {
 
 	mu       sync.Mutex // guards the fields below, and the order of the packets; locked before the session's own locks
 	began    bool       // the handshake is over, and the connection takes requests
-	over     bool       // all requests without a reply have failed, and the connection takes no more
+	over     bool       // all requests without a reply have failed, and the connection refuses others
 	out      []byte     // packets that are not written yet
 	spare    []byte     // an empty buffer for the next packets
 	busy     bool       // a goroutine is writing packets taken from `out`
@@ -267,7 +267,7 @@ const directly = 4 << 10
 //
 // `put` returns packets only if every earlier packet has been answered, including the packets sent
 // with the handshake. So the socket's buffer is empty, and the caller's write does not block, even if
-// the server reads nothing more. The goroutine of `write` writes requests that are added meanwhile.
+// the server reads nothing more. The goroutine of `write` writes requests that are added during the write.
 func (c *Conn) put(rs []Request) (mine []byte, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -545,15 +545,16 @@ func (c *Conn) disowned() bool {
 
 // readPacket reads a packet. The body is valid until the next packet.
 func (c *Conn) readPacket() (xid, code int32, body []byte, err error) {
-	if _, err := io.ReadFull(c.r, c.head[:4]); err != nil {
+	length, err := c.r.Peek(4)
+	if err != nil {
 		return 0, 0, nil, err
 	}
 	c.arrived = time.Now()
-	size := int32(binary.BigEndian.Uint32(c.head[:]))
+	size := int32(binary.BigEndian.Uint32(length))
 	if size < replyHeader-4 || size > wire.MaxReply {
 		return 0, 0, nil, fmt.Errorf("%w: packet of %d bytes", ErrProtocol, size)
 	}
-	if _, err := io.ReadFull(c.r, c.head[4:]); err != nil {
+	if _, err := io.ReadFull(c.r, c.head[:]); err != nil {
 		return 0, 0, nil, err
 	}
 	xid, code = int32(binary.BigEndian.Uint32(c.head[4:])), int32(binary.BigEndian.Uint32(c.head[16:]))

@@ -136,10 +136,7 @@ func (c *Conn) End(ctx context.Context, ask Hello) error {
 	if got.ID != ask.ID { // the request ends this other session
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got.ID))
 	}
-	for err == nil {
-		err = c.nextPacket()
-	}
-	if err == ErrEnded || err == zk.ErrSessionExpired {
+	if err = c.Read(); err == ErrEnded || err == zk.ErrSessionExpired {
 		return nil
 	}
 	return err

@@ -68,13 +68,13 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 			return fmt.Errorf("SASL %s: an earlier exchange has not ended: %w", c.m.Name(), context.Cause(ctx))
 		}
 	}
-	done, back := make(chan error, 1), make(chan struct{})
+	done := make(chan error, 1)
 	go func() {
-		defer close(back)
-		done <- c.exchange(server, send)
+		err := c.exchange(server, send)
 		if c.turn != nil {
 			<-c.turn
 		}
+		done <- err
 	}()
 	// If both cases are ready, either is correct. Success comes only through the channel `done`.
 	// If ctx has ended, the caller closes the connection, even if the exchange has just succeeded.
@@ -87,7 +87,7 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 	case <-ctx.Done():
 		spawn(func() {
 			select {
-			case <-back:
+			case <-done:
 			case <-time.After(grace):
 			}
 		})

@@ -73,7 +73,7 @@ func SizeOfOps(ops []any) int {
 func AppendOps(p []byte, ops []any) []byte {
 	p = slices.Grow(p, SizeOfOps(ops)) // otherwise a large transaction is copied about five times
 	head := func(op int32, path string) {
-		p = AppendString(appendOpHeader(p, op, false), path)
+		p = AppendString(appendOpHeader(p, op), path)
 	}
 	for _, op := range ops {
 		switch op := op.(type) {
@@ -93,24 +93,23 @@ func AppendOps(p []byte, ops []any) []byte {
 			panic(fmt.Sprintf("zsync: BUG: operation of type %T", op))
 		}
 	}
-	return appendOpHeader(p, -1, true)
+	return append(p, endOfOps...)
 }
 
 // AppendReads appends the operations of a multiRead: one OpGetData for each path.
 func AppendReads(p []byte, paths []string) []byte {
 	for _, path := range paths {
-		p = AppendString(appendOpHeader(p, OpGetData, false), path)
+		p = AppendString(appendOpHeader(p, OpGetData), path)
 		p = append(p, 0) // no watch
 	}
-	return appendOpHeader(p, -1, true)
+	return append(p, endOfOps...)
 }
 
-func appendOpHeader(p []byte, op int32, done bool) []byte {
-	p = append(AppendInt32(p, op), 0)
-	if done {
-		p[len(p)-1] = 1
-	}
-	return AppendInt32(p, -1)
+// endOfOps is the header behind the last operation of a multi.
+const endOfOps = "\xff\xff\xff\xff\x01\xff\xff\xff\xff"
+
+func appendOpHeader(p []byte, op int32) []byte {
+	return AppendInt32(append(AppendInt32(p, op), 0), -1)
 }
 
 // String takes a string.
