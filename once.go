@@ -194,7 +194,7 @@ func (o *Once) known() *sight {
 const shortMark = 40
 
 // The method `see` reads the znode at path: its data if `value` is true, and otherwise only whether it
-// is the mark of a Once. The argument `fresh` is for a read of the data that must not lag.
+// is the mark of a Once. If `fresh` is set, it reads the data as of the call or later, without a watch.
 func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight, err error) {
 	err = m.s.m.During(ctx, func(inc *session.Incarnation) error {
 		get := inc.Get
@@ -206,7 +206,9 @@ func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight
 			var stat *zk.Stat
 			var err error
 			if read {
-				seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
+				if !fresh {
+					seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
+				}
 				seen.data, stat, err = inc.GetMade(ctx, path, get)
 			} else {
 				seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
@@ -221,7 +223,7 @@ func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight
 				return nil
 			}
 			seen.leave()
-			if err = unlessNoNode(err); err != nil {
+			if err = unlessNoNode(err); err != nil || fresh {
 				return err
 			}
 		}

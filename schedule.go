@@ -370,8 +370,7 @@ func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
 
 // Last returns the last done instant, as of the call or later.
 func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
-	g, r, err := c.load(ctx, true)
-	g.leave()
+	_, r, err := c.load(ctx, true)
 	if err == nil && r.done.IsZero() {
 		err = ErrNoValue
 	}
@@ -381,8 +380,7 @@ func (c *Schedule) Last(ctx context.Context) (time.Time, error) {
 // LastFailure returns the last failed run that was recorded before or during the call. A success
 // keeps it: compare the failure's At with [Schedule.Last].
 func (c *Schedule) LastFailure(ctx context.Context) (ScheduleFailure, error) {
-	g, r, err := c.load(ctx, true)
-	g.leave()
+	_, r, err := c.load(ctx, true)
 	if err == nil && r.Attempts == 0 {
 		err = ErrNoValue
 	}
