@@ -127,7 +127,7 @@ func (e *Election) fulfil(g *lock.Grant) {
 // before Run's function has returned, or the session has ended. After a loss and a new Campaign,
 // a late Resign ends the new term.
 func (e *Election) Resign() error {
-	g, _, err := e.current(nil)
+	g, err := e.current(nil)
 	if err == nil {
 		err = cmp.Or(e.resign(context.Background(), g), g.Claim.Loss()) // perhaps g was lost before Run's function returned
 	}
@@ -137,7 +137,7 @@ func (e *Election) Resign() error {
 // The method `resign` ends the leadership of g, unless another goroutine has ended it.
 func (e *Election) resign(ctx context.Context, g *lock.Grant) error {
 	e.mu.Lock()
-	finish, found := e.local.BeginRelease(g)
+	finish, found := g.BeginRelease()
 	runs, left := found && e.run != nil && e.run.grant() == g, e.left
 	if runs { // the function must return first, so Run completes the release
 		e.run.ending().End(ErrNotLocked)
@@ -174,31 +174,32 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 	for {
 		var d *doCall
 		var failed error
-		left := make(chan struct{})
-		rest := func() { // called when the function has returned
+		ended := e.do(ctx, "run", lock.Exclusive, func(leading context.Context) error {
+			d = e.within(leading)
+			e.fulfil(d.grant())
+			left := make(chan struct{})
 			defer close(left)
 			e.mu.Lock()
-			var finish func() error
-			if e.run == d {
-				e.run, finish = nil, e.resigned
-			}
-			e.mu.Unlock()
-			if finish != nil {
-				finish()
-			}
-		}
-		ended := e.do(ctx, "run", lock.Exclusive, rest, func(ctx context.Context) error {
-			d = e.within(ctx)
-			e.fulfil(d.grant())
-			e.mu.Lock()
-			leads := d.holds() // else Resign has released the hold, or it was lost, and another candidate may lead
+			leads := d.holds()
 			if leads {
 				e.run, e.left, e.resigned = d, left, nil
 			}
 			e.mu.Unlock()
-			if leads {
-				failed = f(ctx)
+			if !leads { // Resign has released the hold, or it was lost, and another candidate may lead
+				return nil
 			}
+			defer func() {
+				e.mu.Lock()
+				var finish func() error
+				if e.run == d { // else it was lost, and another Run of e leads
+					e.run, finish = nil, e.resigned
+				}
+				e.mu.Unlock()
+				if finish != nil {
+					e.s.m.GiveUp(ctx, finish)
+				}
+			}()
+			failed = f(leading)
 			return nil
 		})
 		if d == nil { // e has not led

@@ -16,10 +16,7 @@ import (
 var ParseServers = parseServers
 
 // CurrentGrant returns the present hold of m.
-func CurrentGrant(m *Mutex) (*lock.Grant, error) {
-	g, _, err := m.current(nil)
-	return g, err
-}
+func CurrentGrant(m *Mutex) (*lock.Grant, error) { return m.current(nil) }
 
 // CondMark returns the operation that wakes the longest waiter of c, and the
 // parent of its receipt.

@@ -139,7 +139,7 @@ const flightResult = "result"
 // The read needs no sync: our server has applied the release of the lock, and the earlier write of
 // the result too.
 func (f *Flight[T]) look(ctx context.Context, rw *RWMutex, came **zk.Stat) (v T, ok bool, err error) {
-	g, _, err := rw.current(nil)
+	g, err := rw.current(nil)
 	if err != nil {
 		return v, false, err
 	}

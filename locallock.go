@@ -33,7 +33,7 @@ func (q *localLock) init(kind, op string, c setup, name func(guid, base string) 
 	l, ln := &q.local, lock.New(q.s.m, q.path, name, bases...)
 	ln.Strict, ln.Limits, ln.Keeps = true, c.limits, c.retain > 0
 	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
-	l.Manager, l.Path, l.Line, l.Op = q.s.m, q.path, ln, op
+	l.Manager, l.Line, l.Op = q.s.m, ln, op
 	l.Handoffs, l.Retain, l.Kept = c.handoffs, c.retain, &q.s.kept
 	q.kind = kind
 	return &l.Line
@@ -92,11 +92,11 @@ func (q *localLock) Lost() <-chan struct{} {
 	return q.local.Standing(lock.Exclusive, lock.Shared).Done()
 }
 
-// The method `current` returns a hold of q, and its mode, for a goroutine that holds, in the Do d or,
-// if d is nil, in none.
-func (q *localLock) current(d *doCall) (*lock.Grant, lock.HoldMode, error) {
+// The method `current` returns a hold of q for a goroutine that holds, in the Do d or, if d is nil, in
+// none.
+func (q *localLock) current(d *doCall) (*lock.Grant, error) {
 	if q.misuse() != nil {
-		return nil, 0, q.misuse()
+		return nil, q.misuse()
 	}
 	return q.local.Current(d.bare())
 }
@@ -105,8 +105,8 @@ func (q *localLock) current(d *doCall) (*lock.Grant, lock.HoldMode, error) {
 // if the path was deleted since: storage can refuse late writes. The first call of a hold takes 1
 // round trip, later calls none.
 func (q *localLock) Token(ctx context.Context) (tok int64, err error) {
-	err = q.withCurrent(ctx, func(g *lock.Grant, mode lock.HoldMode) (err error) {
-		tok, err = g.Token(ctx, mode == lock.Exclusive)
+	err = q.withCurrent(ctx, func(g *lock.Grant) (err error) {
+		tok, err = g.Token(ctx)
 		return err
 	})
 	return tok, opError("token", q.path, err)
@@ -115,9 +115,9 @@ func (q *localLock) Token(ctx context.Context) (tok int64, err error) {
 // Txn applies writes to ZooKeeper, all or none, and only if the present hold is not lost: the
 // servers check it. [Session.Txn] has the rest.
 func (q *localLock) Txn(ctx context.Context, ops ...any) (rs []zk.MultiResponse, err error) {
-	err = q.withCurrent(ctx, func(g *lock.Grant, _ lock.HoldMode) (err error) {
+	err = q.withCurrent(ctx, func(g *lock.Grant) (err error) {
 		// This is not g's channel. If g is the use of a reader, the RUnlock of another reader may end it.
-		rs, err = q.s.sending(ctx, q.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return q.local.Txn(ctx, g, ops) })
+		rs, err = q.s.sending(ctx, q.Lost(), ops, func(ops []any) ([]zk.MultiResponse, error) { return g.Txn(ctx, ops) })
 		return err
 	})
 	return rs, opError("txn", q.path, err)
@@ -127,13 +127,13 @@ func (q *localLock) Txn(ctx context.Context, ops ...any) (rs []zk.MultiResponse,
 // belong to another goroutine, which unlocks it at this moment. Then f does nothing and returns
 // ErrNotLocked, and withCurrent calls f again with another hold. If q has no readers, a later hold is
 // not the caller's.
-func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode lock.HoldMode) error) error {
+func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant) error) error {
 	for {
-		g, mode, err := q.current(q.within(ctx))
+		g, err := q.current(q.within(ctx))
 		if err != nil {
 			return err
 		}
-		if err = f(g, mode); err == ErrNotLocked && len(q.local.Line.Bases) > 1 {
+		if err = f(g); err == ErrNotLocked && len(q.local.Line.Bases) > 1 {
 			continue
 		}
 		if errors.Is(err, ErrLost) {
@@ -144,9 +144,9 @@ func (q *localLock) withCurrent(ctx context.Context, f func(g *lock.Grant, mode 
 }
 
 // The method `do` does the work of Do and RDo, and of one leadership of Run: it runs f with a hold,
-// calls the function `rest`, and releases the hold, or the hold that Cond.Wait has acquired instead.
-// If f has unlocked the hold in another way, `do` has nothing to release, and returns ErrNotLocked.
-func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest func(), f func(ctx context.Context) error) error {
+// and releases the hold, or the hold that Cond.Wait has acquired instead. If f has unlocked the hold in
+// another way, `do` has nothing to release, and returns ErrNotLocked.
+func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, f func(ctx context.Context) error) error {
 	if q.misuse() == nil && f == nil {
 		return opError(op, q.path, session.Invalid("the function is nil"))
 	}
@@ -157,21 +157,18 @@ func (q *localLock) do(ctx context.Context, op string, mode lock.HoldMode, rest 
 	if err != nil {
 		return opError(op, q.path, err)
 	}
-	d := q.newDoCall(ctx, q.kind, q.local.Line.Bases[mode], &q.local, g)
+	d := q.newDoCall(ctx, q.kind, q.local.Line.Bases[mode], g)
 	if err := d.function.Begin(); err != nil {
-		q.s.m.GiveUp(ctx, func() error { return q.local.Release(g) })
+		q.s.m.GiveUp(ctx, g.Release)
 		return opError(op, q.path, err)
 	}
 	return doHolding(ctx, q.s, d, f, func() error {
-		l, g := d.now()
+		g := d.grant()
 		if g == nil {
 			d.function.End()
 			return opError(op, q.path, ErrNotLocked)
 		}
-		return opError(op, q.path, d.giveUp(ctx, q.s.m, func() error {
-			rest()
-			return l.Release(g)
-		}))
+		return opError(op, q.path, d.giveUp(ctx, q.s.m, g.Release))
 	})
 }
 
@@ -186,25 +183,23 @@ func (q *localLock) within(ctx context.Context) *doCall {
 // acquires another hold. If the caller is inside a Do, d is the call of that Do, and the new hold
 // belongs to d. Until `again` has succeeded, d has no hold, and no loss ends d's context.
 func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, again func(ctx context.Context) error) {
-	if d != nil {
-		from, g := d.now()
-		if had, ok := d.mode(); ok && had == mode && from != nil {
-			d.set(&q.local, nil)
-			finish, _ = from.BeginRelease(g)
-			return finish, func(ctx context.Context) error {
-				_, g, err := q.acquire(ctx, mode, true)
-				if err == nil {
-					d.set(&q.local, g)
-				}
-				return err
-			}
+	g, own := d.grant(), false
+	if had, ok := g.Mode(); ok && had == mode {
+		d.set(nil) // before BeginRelease, which may find a loss
+		if finish, own = g.BeginRelease(); !own {
+			d.set(g) // the grant of a Once
 		}
 	}
-	// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may have
-	// the lock. Wait must not release the hold of that Do.
-	finish, _ = q.local.BeginUnlock(mode, d != nil)
+	if !own {
+		// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may have
+		// the lock. Wait must not release the hold of that Do.
+		finish, _ = q.local.BeginUnlock(mode, d != nil)
+	}
 	return finish, func(ctx context.Context) error {
-		_, _, err := q.acquire(ctx, mode, false)
+		_, g, err := q.acquire(ctx, mode, own)
+		if own && err == nil {
+			d.set(g)
+		}
 		return err
 	}
 }
@@ -256,17 +251,15 @@ type doCall struct {
 	kind, path, base string // of the primitive, and of the name of its contender; primitives of one path with different kinds do not nest
 
 	mu   sync.Mutex
-	l    *lock.Lock      // the lock of g; nil if g is the grant of a Once; guarded by mu
 	g    *lock.Grant     // nil while Cond.Wait has released it; guarded by mu
 	lost *session.Ending // ends when g is lost or Resign ends it, and stays ended until d has another g; guarded by mu
 }
 
-// newDoCall returns the doCall of a new call of Do, which has the grant g of the lock l. For a
-// grant that is not a lock's, l is nil. If Close begins before d's function begins, the function
-// must not run, and g is lost.
-func (m *made) newDoCall(ctx context.Context, kind, base string, l *lock.Lock, g *lock.Grant) *doCall {
+// newDoCall returns the doCall of a new call of Do, which has the grant g. If Close begins before d's
+// function begins, the function must not run, and g is lost.
+func (m *made) newDoCall(ctx context.Context, kind, base string, g *lock.Grant) *doCall {
 	d := &doCall{function: m.s.m.Function(m.s.m.FunctionOf(ctx)), kind: kind, path: m.path, base: base}
-	d.set(l, g)
+	d.set(g)
 	return d
 }
 
@@ -295,14 +288,15 @@ func (m *made) entering(ctx context.Context, bases []string) error {
 	return err
 }
 
-// The method `now` returns d's lock and grant. The grant may have been unlocked already.
-func (d *doCall) now() (*lock.Lock, *lock.Grant) {
+// The method `grant` returns d's grant, which may have been unlocked already. d may be nil.
+func (d *doCall) grant() *lock.Grant {
+	if d == nil {
+		return nil
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.l, d.g
+	return d.g
 }
-
-func (d *doCall) grant() *lock.Grant { _, g := d.now(); return g }
 
 // The method `ending` returns the Ending that ends d's contexts.
 func (d *doCall) ending() *session.Ending {
@@ -312,9 +306,9 @@ func (d *doCall) ending() *session.Ending {
 }
 
 // The method `set` replaces the grant of d by g, which may be nil.
-func (d *doCall) set(l *lock.Lock, g *lock.Grant) {
+func (d *doCall) set(g *lock.Grant) {
 	d.mu.Lock()
-	d.l, d.g = l, g
+	d.g = g
 	if d.lost == nil || g != nil && d.lost.Cause() != nil {
 		d.lost = new(session.Ending)
 	}
@@ -333,22 +327,9 @@ func (d *doCall) set(l *lock.Lock, g *lock.Grant) {
 	}
 }
 
-// The method `mode` returns the mode in which d holds, even if that hold is lost. If the lock was
-// unlocked, ok is false.
-func (d *doCall) mode() (mode lock.HoldMode, ok bool) {
-	switch l, g := d.now(); {
-	case l == nil: // the hold of a Once
-		return lock.Exclusive, true
-	case g == nil:
-		return 0, false
-	default:
-		return l.ModeOf(g)
-	}
-}
-
 // The method `holds` reports whether d still has a hold to release. The hold may be lost.
 func (d *doCall) holds() bool {
-	_, ok := d.mode()
+	_, ok := d.grant().Mode()
 	return ok
 }
 
@@ -358,8 +339,8 @@ func (d *doCall) bare() bool { return d != nil && !d.holds() }
 
 // The method `stands` returns nil while d's hold is valid and is enough for mode.
 func (d *doCall) stands(mode lock.HoldMode) error {
-	had, ok := d.mode()
-	_, g := d.now()
+	g := d.grant()
+	had, ok := g.Mode()
 	switch {
 	case !ok || d.over.Load():
 		return ErrNotLocked // the function has unlocked the lock, or has returned

@@ -104,7 +104,7 @@ func (m *Mutex) Revoke(ctx context.Context) (err error) {
 // Curator's Revoker asks the present holder to release m. From then on, the goroutines of the
 // process no longer hand m over.
 func (m *Mutex) Revoked() <-chan struct{} {
-	g, _, err := m.current(nil)
+	g, err := m.current(nil)
 	if err != nil {
 		return session.ClosedChan
 	}
@@ -119,7 +119,7 @@ func (m *Mutex) Revoked() <-chan struct{} {
 // returns ErrLost or [ErrNotLocked] if the outer hold is over by the time f returns. If f panics,
 // Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return m.do(ctx, "do", lock.Exclusive, func() {}, f)
+	return m.do(ctx, "do", lock.Exclusive, f)
 }
 
 // The method `parts` returns the lock of a Locker of this package, and the modes in which the

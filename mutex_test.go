@@ -525,7 +525,7 @@ func TestUnlockIsNotToldAsALoss(t *testing.T) {
 		must(t, err)
 		lost := m.Lost()
 		must(t, m.Unlock())
-		_, err = h.Token(t.Context(), true)
+		_, err = h.Token(t.Context())
 		wantErr(t, err, zsync.ErrNotLocked)
 		if session.IsClosed(lost) || !slices.Equal(kinds, []zsync.EventKind{zsync.EventAcquired, zsync.EventReleased}) {
 			t.Errorf("lost %v, events %v", session.IsClosed(lost), kinds)

@@ -324,7 +324,7 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
 		err = errMarked // `look` may have used a later session than h's
 	}
-	d := m.newDoCall(ctx, "mutex", line.Bases[0], nil, h) // a Once and a Mutex at the same path use the same line
+	d := m.newDoCall(ctx, "mutex", line.Bases[0], h) // a Once and a Mutex at the same path use the same line
 	if err == nil {
 		err = d.function.Begin()
 	}

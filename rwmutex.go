@@ -116,12 +116,12 @@ func (rw *RWMutex) Downgrade(ctx context.Context) error {
 
 // Do is [Mutex.Do] for writing. It is not reentrant inside RDo.
 func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "do", lock.Exclusive, func() {}, f)
+	return rw.do(ctx, "do", lock.Exclusive, f)
 }
 
 // RDo is [Mutex.Do] for reading, also reentrant inside [RWMutex.Do].
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return rw.do(ctx, "rdo", lock.Shared, func() {}, f)
+	return rw.do(ctx, "rdo", lock.Shared, f)
 }
 
 func (rw *RWMutex) parts() (*localLock, []lock.HoldMode) {

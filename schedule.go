@@ -304,7 +304,7 @@ func (c *Schedule) record(ctx context.Context, h *lock.Grant, r scheduleRecord) 
 		data = append(append(data, '\n'), failure...)
 	}
 	write := func(op any) error {
-		rs, _, err := h.Txn(ctx, []any{op})
+		rs, err := h.Txn(ctx, []any{op})
 		return session.Refused([]any{op}, rs, err)
 	}
 	err := write(&zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})

@@ -486,13 +486,6 @@ func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota,
 		return err
 	}
 	ahead.Set(m.leases, names[0], len(names))
-	list := func(ctx context.Context) (first string, place int, err error) {
-		names, err := inc.Names(ctx, m.leases)
-		if len(names) > 0 {
-			first = names[0]
-		}
-		return first, len(names), err
-	}
 	waiting, end, rest := session.EndingContext(ctx)
 	defer rest()
 	defer end(nil)
@@ -501,7 +494,7 @@ func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota,
 		defer held.Ending().AfterFunc(end)()
 	}
 	// A release wakes only us, because all other waiters are at the gate.
-	err = ahead.AwaitEither(waiting, inc, w, q.watch, list)
+	err = ahead.AwaitEither(waiting, inc, w, q.watch)
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return session.CtxErr(ctx) // `waiting` may have ended before ctx, which has the cause

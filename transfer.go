@@ -23,7 +23,7 @@ import (
 // zsync ahead of the heir move to the back; candidates of Curator and kazoo lead first.
 func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 	defer e.wrap("transfer", &err)
-	g, _, err := e.current(nil)
+	g, err := e.current(nil)
 	switch {
 	case err != nil:
 		return err

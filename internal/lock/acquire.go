@@ -4,6 +4,7 @@ package lock
 // session ends, the wait continues in a new session. The hold that follows is in grant.go.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -32,22 +33,33 @@ type Place struct {
 	alone   bool             // no other contender blocks p, now or later
 	limit   <-chan time.Time // fires when a Try stops waiting; nil for other callers
 	look    <-chan time.Time // fires when Behind reads the first contender; nil without Behind
-	pause   time.Duration    // between that read and the next
+	start   time.Time        // of the wait
 
-	// For the listings during that wait: see relist.go.
+	// For the relistings during that wait:
 	relist <-chan time.Time // fires when the next listing may be due; nil if such listings are useless or not needed
 	lists  int              // number of listings that p may still make
-	trip   time.Duration    // duration of Enter, then of a listing: about one round trip
+	trip   time.Duration    // duration of Enter or of a listing, whichever was shorter: about one round trip
 	each   time.Duration    // duration of a handoff
-	start  time.Time        // of the wait
 	since  time.Time        // time of the last reply to a listing; before the first reply, `start`
-	first  int              // number of contenders ahead at the start; 0 if p has made no listing and plans none
+	first  int              // number of contenders ahead at the start; 0 if no listing was planned
 	ahead  int              // number of contenders ahead at the last listing
 }
 
 var (
 	errDeferred = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
 	errBlocked  = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
+)
+
+const (
+	// A waiter lists the line in advance only if its create has taken at least relistTrip. With
+	// faster servers, a listing after the deletion of the blocker costs little. Slower servers sync
+	// their log to disk, and requests wait for that. So a listing in advance saves more than its own
+	// round trip.
+	relistTrip = 200 * time.Microsecond
+
+	// maxRelists is the largest number of listings in one wait. After a long hold, one more round
+	// trip does not matter.
+	maxRelists = 8
 )
 
 // The method `acquire` creates the znode of p and waits for the turn of p, in one session. (Line
@@ -66,155 +78,161 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 		if p.claim, p.roll, err = p.Line.Enter(ctx, inc, p.Mode); err != nil {
 			return nil, err
 		}
-		p.trip, p.lists = time.Since(start), maxRelists
+		if p.trip = time.Since(start); p.trip >= relistTrip {
+			p.lists = maxRelists
+		}
 	}
 	c := p.claim
 	if ctx.Err() != nil { // even if the turn has come, the caller no longer wants it
 		return nil, session.CtxErr(ctx)
 	}
-	for {
-		if p.blocker == "" {
-			ahead, err := p.list(ctx)
-			if err != nil {
-				return nil, err
-			}
-			blocker, alone := p.Line.Blocker(p.Mode, ahead) // Step 3.
-			switch {
-			case blocker == nil && c.Line.Defers != nil && c.Line.Defers(c.Child, p.roll.Names()):
-				return nil, errDeferred
-			case blocker == nil:
-				return c, nil
-			case p.try && (p.limit != nil || !onlyKept(ahead)):
-				return nil, errBlocked
-			}
-			if p.Behind != nil {
-				p.Behind.Set(c.Line.Dir, ahead[0].Name, len(ahead))
-				p.look, p.pause = time.After(lookAfter), lookAfter
-			}
-			if p.Waits != nil {
-				p.Waits()
-			}
-			if p.try {
-				p.limit = time.After(RecallTime)
-			}
-			p.blocker, p.alone = session.ChildPath(c.Line.Dir, blocker.Name), alone
-			settled := c.Line.Settled && ordered(c.Line.contenders(p.roll))
-			p.roll = nil // frees the memory of the listing during the wait
-			if !alone && !p.try && p.trip >= relistTrip && p.lists > 0 && settled {
-				p.start = time.Now()
-				p.first, p.ahead, p.since = len(ahead), len(ahead), p.start
-				p.trip, p.each = p.Line.took(p.trip), p.Line.handoff()
-				p.relist = time.After(p.early())
+	for look := p.blocker == ""; ; {
+		if look {
+			if turn, err := p.isTurn(ctx); turn || err != nil && p.blocker == "" { // if a relisting fails, the wait goes on
+				return c, err
 			}
 		}
-		proof, err := p.awaitGone(ctx) // Step 4.
-		if err != nil {
+		var err error
+		if look, err = p.awaitGone(ctx); err != nil { // Step 4.
 			return nil, err
 		}
-		// A line with Defers is always listed again: the claim may have to defer to a contender behind
-		// it.
-		if p.first > 0 {
-			p.Line.each.Store(int64(time.Since(p.start)) / int64(p.first))
-		}
-		p.stop()
-		if p.alone && c.Line.Defers == nil { // Step 5.
-			return c, c.standsAfter(ctx, proof)
+		if !look {
+			p.passed()
+			// A line with Defers is always listed again: the claim may have to defer to a contender behind
+			// it.
+			if p.alone && c.Line.Defers == nil { // Step 5.
+				return c, c.standsAfter(ctx)
+			}
+			look = true
 		}
 	}
 }
 
-// The method `list` returns the contenders ahead of p. The first call uses the listing that was
-// made with the create. A later call makes a new listing, because the blocker has left, or because
-// ctx ended before the first listing was used.
-func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
-	c := p.claim
-	if p.roll == nil {
-		if p.roll, err = c.Incarnation.Roll(ctx, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, err // NoNode: the parent and our znode are deleted, and the call of AheadOf finds that
+// The method `isTurn` lists the line, and reports whether it is p's turn (step 3). If not, p has a blocker.
+// It may already have one: then this is a relisting.
+func (p *Place) isTurn(ctx context.Context) (bool, error) {
+	l, waits := p.Line, p.blocker != ""
+	ahead, err := p.list(ctx)
+	if err != nil {
+		p.roll = nil
+		return false, err
+	}
+	blocker, alone := l.Blocker(p.Mode, ahead)
+	switch {
+	case blocker == nil:
+		p.passed()
+		if l.Defers != nil && l.Defers(p.claim.Child, p.roll.Names()) {
+			return false, errDeferred
 		}
+		return true, nil
+	case p.try && (p.limit != nil || !onlyKept(ahead)):
+		return false, errBlocked
+	}
+	p.roll = nil // frees the memory of the listing during the wait
+	if path := session.ChildPath(l.Dir, blocker.Name); path != p.blocker {
+		p.unwatch()
+		p.blocker = path
+	}
+	p.alone = alone
+	if !waits {
+		p.start = time.Now()
+		if p.Waits != nil {
+			p.Waits()
+		}
+		if p.try {
+			p.limit = time.After(RecallTime)
+		}
+	}
+	if p.Behind != nil {
+		if changed := p.Behind.Set(l.Dir, ahead[0].Name, len(ahead)); changed || !waits {
+			p.look = time.After(max(lookAfter-time.Since(p.start), 0))
+		}
+	}
+	if l.Settled && !alone {
+		p.plan(len(ahead))
+	}
+	return false, nil
+}
+
+// The method `list` returns the contenders ahead of p. The first call uses the listing that was made with
+// the create, a later call makes a new one.
+func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
+	c, start := p.claim, time.Now()
+	if p.roll == nil {
+		until, stop := c.Line.Manager.Until(ctx, c.Line.Manager.Closing)
+		defer stop()
+		if p.roll, err = c.Incarnation.Roll(until, c.Line.Dir); err != nil && !session.IsNoNode(err) {
+			return nil, cmp.Or(c.Line.Manager.Failure(), err) // NoNode: the parent and our znode are deleted, and the call of AheadOf finds that
+		}
+		p.trip = min(p.trip, time.Since(start))
 	}
 	return p.Line.AheadOf(ctx, c.Incarnation, p.Line.contenders(p.roll), c.Child)
 }
 
-// The method `readFirst` makes the reads of p.Behind. They end when the blocker is deleted, so they
-// never delay the turn.
-func (p *Place) readFirst(ctx context.Context) {
+// The method `readFirst` makes a read of p.Behind, and reports whether p must list the line, because the
+// first contender has left. The read ends when the blocker is deleted, so it never delays the turn.
+func (p *Place) readFirst(ctx context.Context) (relist bool) {
 	m := p.Line.Manager
 	ctx, stop := m.Until(ctx, p.gone.Fired)
 	defer stop()
 	ctx, stopToo := m.Until(ctx, m.Closing)
 	defer stopToo()
-	p.Behind.Look(ctx, p.claim.Incarnation, func(ctx context.Context) (first string, place int, err error) {
-		ahead, err := p.list(ctx)
-		p.roll = nil
-		if len(ahead) > 0 {
-			first = ahead[0].Name
-		}
-		return first, len(ahead), err
-	})
-	p.look, p.pause = time.After(p.pause), min(2*p.pause, lookEvery)
+	p.look = time.After(min(time.Since(p.start), lookEvery))
+	return p.Behind.Look(ctx, p.claim.Incarnation)
 }
 
-// awaitGone waits until the blocker is deleted. It returns the number of the connection that has
-// shown the deletion, or 0 if that number is uncertain. If p's own znode is deleted, the error is
-// ErrVanished, because the wait is then useless. After the end of ctx, awaitGone can be called again.
+// awaitGone waits until the blocker is deleted, or returns true if p must list the line before that. If
+// p's own znode is deleted, the error is ErrVanished, because the wait is then useless. After the end of
+// ctx, awaitGone can be called again.
 //
-// If several events have come, the order of the checks does not matter. After the deletion of the
-// blocker, Claim.standsAfter still checks p's own watch. After another event, the claim is not
-// granted: it leaves the line or continues to wait.
-func (p *Place) awaitGone(ctx context.Context) (proof int64, err error) {
+// If several cases are ready, any choice is right. After the deletion of the blocker, Claim.standsAfter
+// still checks p's own watch. After another event, the claim is not granted: it leaves the line or
+// continues to wait.
+func (p *Place) awaitGone(ctx context.Context) (relist bool, err error) {
 	inc := p.claim.Incarnation
 	for {
-		switch {
-		case ctx.Err() != nil:
-			return 0, session.CtxErr(ctx)
-		case inc.Ctx.Err() != nil:
-			return 0, session.ErrEnded
-		case session.IsClosed(inc.Manager.Closing): // Close has begun, but the session may live until the program's functions have returned
-			return 0, inc.Manager.Failure()
-		case p.gone == nil:
-			switch gone, proof, err := p.watch(ctx); {
-			case err != nil:
-				p.unwatch() // perhaps the watch is not set; the next call sets it
-				return 0, err
-			case gone:
-				return proof, nil
+		if p.gone == nil {
+			if gone, err := p.watch(ctx); gone || err != nil {
+				p.unwatch() // after an error, perhaps the watch is not set; the next call sets it
+				return false, err
 			}
-			continue
-		case session.IsClosed(p.gone.Fired):
-			w := p.gone
-			p.unwatch() // after an event other than the deletion, the watch must be set again
-			if w.Event == zk.EventNodeDeleted {
-				return inc.Watches.State(w).ToldOn, nil
-			}
-			continue
-		case session.IsClosed(p.own.Fired):
-			own := p.claim.watch() // a new watch; the read in MustStand sets it
-			if err := p.claim.MustStand(ctx); err != nil {
-				return 0, err
-			}
-			p.own = own
-			continue
 		}
 		select {
 		case <-p.gone.Fired:
+			deleted := p.gone.Event == zk.EventNodeDeleted
+			p.unwatch()
+			if deleted {
+				return false, nil
+			}
 		case <-p.own.Fired:
+			p.unwatch() // now `watch` reads both znodes
 		case <-ctx.Done():
+			return false, session.CtxErr(ctx)
 		case <-inc.Ctx.Done():
-		case <-inc.Manager.Closing:
+			return false, session.ErrEnded
+		case <-inc.Manager.Closing: // Close has begun, but the session may live until the program's functions have returned
+			return false, inc.Manager.Failure()
 		case <-p.look:
-			p.readFirst(ctx)
+			if p.readFirst(ctx) {
+				return true, nil
+			}
 		case <-p.relist:
-			p.listMeanwhile(ctx)
-		case <-p.limit: // if the blocker is deleted at the same moment, either result is right
-			return 0, errBlocked
+			p.each = min(p.each, p.handoff()) // other waiters may have measured a shorter handoff
+			if early := p.early(); early > 0 {
+				p.relist = time.After(early)
+				continue
+			}
+			p.relist = nil
+			return true, nil
+		case <-p.limit:
+			return false, errBlocked
 		}
 	}
 }
 
-// The method `watch` sets the watches on the blocker and on p's own znode, in one round trip. If
-// the blocker was deleted already, the result `gone` is true, and `proof` is as in awaitGone.
-func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
+// The method `watch` sets the watches on the blocker and on p's own znode, in one round trip. The
+// result `gone` reports whether the blocker was deleted already.
+func (p *Place) watch(ctx context.Context) (gone bool, err error) {
 	c, inc, watches := p.claim, p.claim.Incarnation, p.claim.Incarnation.Watches
 	p.gone = watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: p.blocker})
 	p.blocker = p.gone.Key.Path // all waits for this znode share one string
@@ -223,23 +241,17 @@ func (p *Place) watch(ctx context.Context) (gone bool, proof int64, err error) {
 	if watches.State(p.own).Ours {
 		paths = paths[:1]
 	}
-	over := watches.Connection()
 	stats, errs, err := inc.LookAtAll(ctx, paths...)
-	if err != nil {
-		return false, 0, err
+	if err == nil && len(errs) > 1 {
+		err = c.standsBy(stats[1], errs[1])
 	}
-	if len(errs) > 1 {
-		if err := c.standsBy(stats[1], errs[1]); err != nil {
-			return false, 0, err
-		}
+	switch {
+	case err != nil:
+		return false, err
+	case session.IsNoNode(errs[0]):
+		return true, nil
 	}
-	if gone = session.IsNoNode(errs[0]); !gone {
-		return false, 0, errs[0]
-	}
-	if watches.Connection() != over {
-		over = 0 // the connection has changed: perhaps the reply came over the new connection
-	}
-	return true, over, nil
+	return false, errs[0]
 }
 
 // The method `unwatch` gives up the watch on the blocker. The claim keeps the watch on its own
@@ -251,14 +263,72 @@ func (p *Place) unwatch() {
 	}
 }
 
+// The method `passed` is called when no blocker is left. It measures the handoffs of the wait.
+func (p *Place) passed() {
+	if p.first > 0 {
+		p.Line.each.Store(int64(time.Since(p.start)) / int64(p.first))
+	}
+	p.stop()
+}
+
 func (p *Place) stop() {
 	p.unwatch()
 	p.blocker, p.look, p.relist, p.first = "", nil, nil, 0
 }
 
+// A relisting is a listing of the line while a contender waits for the deletion of its blocker, the
+// nearest of several contenders ahead. If it shows no other contender ahead, the contender is the
+// first after that deletion, and needs no other request. So the handoff takes one round trip instead
+// of two.
+//
+// The listing may be made at any time. If it contains the contender, it is newer than the contender's
+// create, so it also contains every contender that arrived earlier and has not left. In a Settled
+// line, no contender arrives ahead of an existing contender. If the blocker is deleted during the
+// listing, the contender still waits for the reply, because the reply to a new listing would come later.
+//
+// A watch on the line would show the same, but each release would send an event to every waiter. A
+// waiter estimates instead when the blocker will be the first in the line, and lists the line then.
+// A wrong estimate costs time, and nothing else.
+
+// The method `plan` plans the next relisting, after a listing that has shown this number of contenders
+// ahead.
+func (p *Place) plan(ahead int) {
+	if p.lists == 0 {
+		return
+	}
+	if p.first == 0 {
+		p.first, p.each = ahead, p.handoff()
+	} else {
+		mean := time.Since(p.start) / time.Duration(max(p.first-ahead, 0)+1) // +1, because another contender may be about to leave: an early listing is better than a late one
+		p.each = min(mean, 2*p.each)                                         // after a long hold, the line may go faster again
+	}
+	p.lists--
+	p.ahead, p.since, p.each = ahead, time.Now(), max(p.each, p.trip)
+	p.relist = time.After(p.early())
+}
+
+// The method `early` returns the time for which p.relist waits, or 0 if it is time to list the
+// line.
+//
+// At the last listing, an unknown part of the first contender's handoff was over. So the blocker
+// becomes the first after ahead-2 to ahead-1 handoffs, and stays the first for one more. The next
+// listing is planned a little before the latest time: half a round trip, or a quarter of a handoff
+// if that is longer. So it is not late if handoffs are a little faster than estimated. If it is too
+// early, another listing follows.
+func (p *Place) early() time.Duration {
+	left := p.each*time.Duration(p.ahead-1) - max(p.trip/2, p.each/4) - p.trip - time.Since(p.since)
+	return max(left/2, min(left, p.trip/2), 0)
+}
+
+// The method `handoff` returns an estimate of the time from the turn of one contender to the turn
+// of the next. Before the first measurement, the estimate is 17/16 of a round trip. The sixteenth
+// is for the holder's work.
+func (p *Place) handoff() time.Duration {
+	return cmp.Or(time.Duration(p.Line.each.Load()), p.trip*17/16)
+}
+
 // The method `contend` calls `acquire`, and then checks that the session is alive. If `holds` is true,
-// it also takes a stake in the session. If ctx ends, p may keep its place. After any other error, no
-// znode of p is in the line.
+// it also takes a stake. If ctx ends, p may keep its place. After any other error, it has none.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && !inc.Alive() {
@@ -269,7 +339,6 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	}
 	switch {
 	case err == nil:
-		p.stop()
 		p.claim, p.roll = nil, nil
 		return c, nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
@@ -342,10 +411,10 @@ func (l *Line) Contend(ctx context.Context, inc *session.Incarnation) (*Claim, e
 const RecallTime = 500 * time.Millisecond
 
 // Try returns a claim if its turn comes at once. If not, Try leaves no znode in the line, and returns
-// nil. Try first lists the line, and does not enter it if a contender would block the caller. There
-// is one exception: exactly one contender is in the line, and it perhaps only keeps its place. Then
-// Try creates a znode, so that the contender's process deletes the kept znode (Claim.recall), and
-// waits for that. After RecallTime, a goroutine holds the lock, or that process does not react.
+// nil. Try first lists the line, and enters it only if no contender would block the caller, or only one
+// that perhaps only keeps its place. Then the create makes that contender's process delete the kept znode
+// (Claim.recall), and Try waits for that. After RecallTime, a goroutine holds the lock, or that process
+// does not react.
 func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	err = l.Manager.During(ctx, func(inc *session.Incarnation) error {
 		// Without the sync of NamesFresh, a lagging server could show a contender that had left before

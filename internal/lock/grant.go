@@ -27,7 +27,6 @@ type Grant struct {
 	use    int                 // the number of this grant among the grants of the claim, for the trace
 	free   func()              // stops the limits of the grant (Hold.limited); nil if it has no limits
 	Pinned bool                // a Do or Run releases the grant; guarded by its Lock's mu
-	moving chan struct{}       // closed when the grant ends during a Downgrade; nil if no Downgrade is under way; guarded by its Lock's mu
 	within []*session.Function // the program's functions that hold the grant, or may hold it (Lock.depart); guarded by claim.mu
 	follow func(error)         // called when the grant ends, without locks: see Follow; guarded by claim.mu
 }
@@ -40,7 +39,7 @@ func (c *Claim) Grant(op string) *Grant {
 	g := &Grant{Claim: c, lasts: true}
 	g.hook.Owner = g
 	if first {
-		c.of = c
+		c.of, c.n = c, 1
 		c.guardLocked()
 	}
 	if c.state != lost {
@@ -51,7 +50,7 @@ func (c *Claim) Grant(op string) *Grant {
 	if g.use = c.granted; g.use > 1 {
 		c.renew()
 	}
-	if c.state != lost || first { // in the trace, a use that begins after the loss is no grant
+	if c.state != lost { // in the trace, a use that begins after the loss is no grant
 		c.traceUse(trace.Grant, g.use, "")
 	}
 	if l := c.Line.Limits; l != nil && c.state == held {
@@ -59,9 +58,6 @@ func (c *Claim) Grant(op string) *Grant {
 		g.free = c.limited(l, func() (time.Time, bool) { return since, c.standing() && g.lasts })
 	}
 	c.lost.Add(&g.hook)
-	if c.state == lost && first {
-		c.trace(trace.Loss)
-	}
 	c.mu.Unlock()
 	if first {
 		c.begin()
@@ -75,13 +71,11 @@ func (c *Claim) Grant(op string) *Grant {
 }
 
 // Within is called if the program's functions `fs` hold g, or may hold it: Close waits for them before
-// it releases g. g may be nil.
+// it releases g.
 func (g *Grant) Within(fs ...*session.Function) {
-	if g != nil {
-		g.Claim.mu.Lock()
-		defer g.Claim.mu.Unlock()
-		g.within = within(g.within, fs)
-	}
+	g.Claim.mu.Lock()
+	defer g.Claim.mu.Unlock()
+	g.within = within(g.within, fs)
 }
 
 // The function `within` adds `fs` to `former`, without the functions that are over. A function that
@@ -178,12 +172,9 @@ func (g *Grant) Loss() *session.Ending { return &g.lost }
 // Name returns the name of the znode of g.
 func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
 
-// Release releases g, the only use of its claim, and waits for the deletion of the znode: see
-// Deletion.Result. The only error is ErrLost: the claim was lost, perhaps at the last moment.
-func (g *Grant) Release() error { return g.release(g.Claim.GiveBack) }
-
-// The method `release` ends g and its claim. The function `remove` deletes the znode, and returns
-// the loss if the claim was lost before. If the loss is known already, `remove` is not called.
+// The method `release` ends g, the only use of its claim, and the claim. The function `remove` deletes
+// the znode, and returns the loss if the claim was lost before. If the loss is known already, `remove`
+// is not called.
 func (g *Grant) release(remove func() (lost error)) error {
 	c := g.Claim
 	defer g.End() // deferred, so that a loss during finish still ends g as a loss
@@ -227,11 +218,10 @@ func (g *Grant) Left() { g.release(func() error { return nil }) }
 // GiveBack deletes c's znode, like Leave, and waits for the deletion.
 func (c *Claim) GiveBack() error { return c.Leave().Result() }
 
-// Token returns the fencing token of g. If `alone` is true, g does not share its claim with other
-// goroutines.
-func (g *Grant) Token(ctx context.Context, alone bool) (int64, error) {
+// Token returns the fencing token of g.
+func (g *Grant) Token(ctx context.Context) (int64, error) {
 	c := g.Claim
-	has := func() bool { return c.state != released && (g.lasts || !alone) } // a shared claim has a grant until its release
+	has := func() bool { return c.state != released && (g.lasts || c.mode() == Shared) } // a shared claim has a grant until its release
 	return c.fence(ctx, has, func() string { return c.Path }, c.touch)
 }
 
@@ -263,24 +253,6 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 		}
 		version = stat.Version
 	}
-}
-
-// Txn applies ops in one transaction, if g is still held: see Hold.txn. If a Downgrade replaces the znode
-// at the same time, the error is ErrNotLocked, and nothing is applied.
-func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, open bool, err error) {
-	c := g.Claim
-	dir, path, missing := c.Line.Dir, c.Znode(), ""
-	if ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.LogName)); err != nil {
-		return nil, false, err
-	}
-	switch rs, missing, open, err = c.txn(ctx, dir, ops, path); {
-	case missing == "":
-	case c.Znode() != path:
-		err = ErrNotLocked
-	default:
-		err = c.Explain(err)
-	}
-	return rs, open, err
 }
 
 // Move gives c another znode, `to`, which Beside has created. It returns the path of the previous
@@ -320,17 +292,17 @@ func (c *Claim) Asked() <-chan struct{} {
 	defer c.mu.Unlock()
 	if c.asked == nil {
 		c.asked = make(chan struct{})
-		asked, path, end := c.asked, c.Path, c.leftLocked()
-		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked, end) })
+		asked, path := c.asked, c.Path
+		c.Incarnation.Manager.Spawn(func() { c.listen(path, asked) })
 	}
 	return c.asked
 }
 
 // The method `listen` waits until the znode at `path` contains RevokeMessage, and then closes
-// `asked`. It also returns when `end` is closed, because then a message has no meaning.
-func (c *Claim) listen(path string, asked chan struct{}, end <-chan struct{}) {
+// `asked`. It also returns at the release of c, because then a message has no meaning.
+func (c *Claim) listen(path string, asked chan struct{}) {
 	inc := c.Incarnation
-	ctx, stop := inc.Manager.Until(inc.Ctx, end)
+	ctx, stop := inc.Manager.Until(inc.Ctx, c.Left())
 	defer stop()
 	for ctx.Err() == nil && !session.IsClosed(asked) {
 		err := inc.Follow(ctx, path, func(n session.Node, _ *conn.Watch) error {
@@ -363,6 +335,14 @@ func HeldSince(holding bool, n session.Node) time.Time {
 	return time.UnixMilli(n.Stat.Mtime)
 }
 
+// The method `mode` returns the mode in which c is held. A Downgrade changes it under mu and Lock.mu.
+func (c *Claim) mode() HoldMode {
+	if base := c.Line.Base(Shared); base != "" && c.Child.Base == base {
+		return Shared
+	}
+	return Exclusive
+}
+
 // Znode returns the path of c's znode.
 func (c *Claim) Znode() string {
 	c.mu.Lock()
@@ -372,10 +352,11 @@ func (c *Claim) Znode() string {
 
 // The methods of a holding.
 
-func (c *Claim) weight() int64  { return 1 }
-func (c *Claim) path() string   { return c.Line.Manager.Bare(c.Line.Dir) }
-func (c *Claim) discard()       { c.Leave() }
-func (c *Claim) deleted(string) { c.Lose(c.Incarnation.Deleted()) }
+func (c *Claim) path() string { return c.Line.Manager.Bare(c.Line.Dir) }
+func (c *Claim) discard()     { c.Leave() }
+func (c *Claim) deleted(path string) { // after a Move, the deletion of the previous znode is no loss
+	c.lose(c.Incarnation.Deleted(), func() bool { return c.standing() && (path == "" || path == c.Path) })
+}
 
 // inFunction returns true if Close must not release c: a running function of the program holds c. Or
 // c is Unwatched: its primitive releases c, or c ends with the session.
@@ -393,12 +374,6 @@ func (c *Claim) guardLocked() {
 	}
 	c.ownWatch = c.Incarnation.WatchOwn(c.Path, c)
 	c.ownWatch.Made(c.own != nil)
-}
-
-// Vanished is called when another client has deleted the znode that o watches. After a Move, that is
-// no loss.
-func (c *Claim) Vanished(o *session.OwnWatch) {
-	c.lose(c.Incarnation.Deleted(), func() bool { return c.ownWatch == o && c.standing() })
 }
 
 func (c *Claim) unwatch(gone bool) {

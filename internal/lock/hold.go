@@ -47,8 +47,9 @@ type Hold struct {
 	mu    sync.Mutex
 	state state
 	lost  session.Ending // ends at the loss
-	left  chan struct{}  // closed at the release, even of a lost hold; nil until it is needed
+	left  session.Ending // ends at the release, even of a lost hold
 	hook  session.Hook   // calls OnEnd at the end of the session
+	n     int64          // number that the hold adds to the gauge of holds; for permits, their number, even after a loss
 	op    string         // for the observer
 	since time.Time      // of the last grant
 	ended time.Time      // of the loss
@@ -71,10 +72,9 @@ const (
 // The type `holding` is the part of a Hold that differs between a lock and permits. All methods
 // except `deleted` and `discard` are called under Hold.mu.
 type holding interface {
-	weight() int64       // number that the hold adds to the gauge of holds
 	path() string        // of the primitive
 	trace(event string)  // writes a record for each znode
-	deleted(path string) // called when the znode at `path` is deleted; "" means any znode of the hold
+	deleted(path string) // called when the znode at `path` is deleted; the hold is lost if that is one of its znodes; "" means any of them
 	unwatch(gone bool)   // stops watching the znodes; `gone` means that they are already deleted
 	discard()            // deletes the znodes, in the background
 	inFunction() bool    // true if Close must not release the hold, because the primitive or a function of the program releases it
@@ -89,6 +89,9 @@ func (h *Hold) begin() {
 
 // OnEnd is called at the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
+
+// Vanished is called when another client has deleted the znode that o watches.
+func (h *Hold) Vanished(o *session.OwnWatch) { h.of.deleted(o.Path) }
 
 // Ending returns h's Ending, which ends if h is lost.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
@@ -138,7 +141,7 @@ func (h *Hold) record(path string, l trace.Record) {
 // The method `count` adds h to the gauge of holds, or subtracts h.
 func (h *Hold) count(sign int64) {
 	if h.state == held {
-		h.Incarnation.Manager.Holds.Add(sign * h.of.weight())
+		h.Incarnation.Manager.Holds.Add(sign * h.n)
 	}
 }
 
@@ -210,9 +213,7 @@ func (h *Hold) finish() error {
 	h.mu.Lock()
 	gone := h.lost.Cause()
 	stood := h.standing()
-	if h.state != released && h.left != nil {
-		close(h.left)
-	}
+	h.left.End(ErrNotLocked)
 	h.enter(released)
 	h.of.unwatch(gone != nil)
 	if gone == nil && stood {
@@ -224,17 +225,8 @@ func (h *Hold) finish() error {
 	return gone
 }
 
-// leftLocked returns a channel that is closed when h is released, even if h was lost before.
-func (h *Hold) leftLocked() <-chan struct{} {
-	switch {
-	case h.left != nil:
-	case h.state == released:
-		h.left = session.ClosedChan
-	default:
-		h.left = make(chan struct{})
-	}
-	return h.left
-}
+// Left returns a channel that is closed when h is released, even if h was lost before.
+func (h *Hold) Left() <-chan struct{} { return h.left.Done() }
 
 // giveUp ends h by a loss if `so()` is true. The holder may hang.
 func (h *Hold) giveUp(why error, so func() bool) {
@@ -247,9 +239,7 @@ func (h *Hold) giveUp(why error, so func() bool) {
 // waits until the holder has released h, but no longer than LossTime. Until then, the holder can
 // notice the loss, and the lock is granted to no other session.
 func (h *Hold) withdraw() {
-	h.mu.Lock()
-	left := h.leftLocked()
-	h.mu.Unlock()
+	left := h.Left()
 	h.Incarnation.Manager.Spawn(func() {
 		ctx, stop := context.WithTimeout(context.Background(), h.Incarnation.LossTime())
 		defer stop()
@@ -327,15 +317,16 @@ func (h *Hold) renew() {
 }
 
 // The method `txn` applies ops in one transaction, which also checks that the znodes at `paths`
-// exist. If a znode does not exist, nothing is applied, and `missing` is the path of that znode. If
-// the outcome is unknown, `open` is true. Then the servers may still apply ops later, but not after
-// the znodes at `paths` are deleted or the session has ended.
-func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, missing string, open bool, err error) {
+// exist. If a znode does not exist, nothing is applied, and the error is the loss of h or, if the znode
+// is not a znode of h any more, ErrNotLocked. If the outcome is unknown, `open` is true. Then the
+// servers may still apply ops later, but not after the znodes at `paths` are deleted or the session has
+// ended.
+func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, open bool, err error) {
 	inc := h.Incarnation
 	done, err := inc.RoomFor(ctx, ops...)
 	defer done()
 	if err := cmp.Or(h.Err(), err); err != nil {
-		return nil, "", false, err
+		return nil, false, err
 	}
 	all := make([]any, len(paths), len(paths)+len(ops))
 	for i, path := range paths {
@@ -344,16 +335,13 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	rs, err = txn.Within(ctx, inc, dir, append(all, ops...))
 	open = session.OutcomeOf(err) != session.Answered
 	if i := session.FailedOp(rs); i >= 0 && i < len(paths) && session.IsNoNode(rs[i].Error) {
-		return nil, paths[i], false, rs[i].Error
+		h.of.deleted(paths[i])
+		return nil, false, cmp.Or(h.Err(), ErrNotLocked)
 	}
 	if err == session.ErrEnded || errors.Is(err, session.ErrLost) {
-		// Perhaps the goroutine that ended the session has not run the hooks of h yet. Err runs
-		// them.
-		if lost := h.Err(); lost != nil {
-			err = lost
-		}
+		err = cmp.Or(h.Err(), err) // perhaps the goroutine that ended the session has not run the hooks of h yet; Err runs them
 	}
-	return rs[min(len(rs), len(paths)):], "", open, err
+	return rs[min(len(rs), len(paths)):], open, err
 }
 
 // Limits are for a process that is connected but may hang. When a hold of this process reaches a
@@ -387,12 +375,7 @@ func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop fu
 	if l.Health != nil {
 		inc.Manager.Spawn(func() {
 			period := time.Duration(inc.Timeout.Load() / 3)
-			for {
-				select {
-				case <-time.After(period):
-				case <-ctx.Done():
-					return
-				}
+			for session.Sleep(ctx, period) == nil {
 				if err := l.ask(ctx, period); err != nil {
 					h.giveUp(err, func() bool { _, ok := began(); return ok })
 					return

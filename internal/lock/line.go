@@ -34,7 +34,7 @@ import (
 //
 // The code of this protocol is Place.acquire. If several contenders block us, it also lists the
 // children during step 4. If this listing shows that only the nearest of them is left, step 5 needs
-// no other listing: see relist.go.
+// no other listing: see Place.plan.
 type Line struct {
 	Manager *session.Manager
 	Dir     string                         // full path of the parent
@@ -53,7 +53,6 @@ type Line struct {
 	// line again, at its end. If Defers is nil, no contender defers.
 	Defers func(me Child, names []string) bool
 
-	trip *atomic.Int64 // shortest measured duration of an Enter or a listing in this Line; 0 if there is none
 	each *atomic.Int64 // mean duration of a handoff during the last wait with listings; 0 if unknown
 
 	Limits *Limits // limits of holds, or nil
@@ -63,7 +62,7 @@ type Line struct {
 // New returns the line of contenders below `path`. The function `name` returns the names of their
 // znodes, up to the number.
 func New(m *session.Manager, path string, name func(guid, base string) string, bases ...string) Line {
-	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, Data: m.Owner, trip: new(atomic.Int64), each: new(atomic.Int64)}
+	return Line{Manager: m, Dir: m.Full(path), Bases: bases, name: name, Data: m.Owner, each: new(atomic.Int64)}
 }
 
 // SessionDir describes the parent znode, for its creation.
@@ -71,13 +70,12 @@ func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: 
 
 // Blocker returns the nearest of the contenders in `ahead` that block a contender in `mode`, or nil
 // if no contender blocks it. The contenders in `ahead` are in order. All of them block an exclusive
-// contender, and only exclusive contenders block a shared contender. The contender waits for the
-// deletion of `nearest`. If only `nearest` can block it, now or in the future, the result `alone` is
-// true. Then the contender's turn comes when `nearest` is deleted.
+// contender, and only exclusive contenders block a shared contender. If only `nearest` can block the
+// contender, now or in the future, `alone` is true. Then its turn comes when `nearest` is deleted.
 //
 // It is tempting to return true also for a writer of an RWMutex. But the only contender ahead may be
-// a writer that has become a reader. It then has a znode with another name, but with the same
-// number, and this number is smaller than ours. So a writer lists the line again.
+// a writer that has become a reader: its znode then has another name with the same number, which is
+// smaller than ours. So a writer lists the line again.
 func (l *Line) Blocker(mode HoldMode, ahead []Child) (nearest *Child, alone bool) {
 	blockers := 0
 	for i := range ahead {
@@ -123,31 +121,31 @@ type Claim struct {
 	asked     chan struct{}     // closed when another client asks the holder to release; nil before Asked is called; guarded by mu
 	granted   int               // number of all grants, for the trace; guarded by mu
 
+	owner any // the Lock that shares the claim among goroutines, or nil; constant since the first grant
+
 	// Only a Lock uses the following fields; guarded by Lock.mu:
-	mode    HoldMode
 	closed  bool          // no more readers may join
 	open    int32         // number of transactions that are under way, or may still be applied
 	uses    []*Grant      // one for each goroutine that holds c, in the order of the grants
 	passed  int           // number of handoffs, or of readers that have joined, since it was last certain that c blocks no other contender
 	listing chan struct{} // closed when the latest listing of Lock.list is answered; nil before the first
-	timer   *time.Timer   // if c is kept: calls `recall` after the time Lock.Retain
-	recall  func()        // deletes c, if no goroutine holds it: another contender may have come, c is lost, or the time Lock.Retain has passed; nil if c was never kept
+	timer   *time.Timer   // calls `recall` after the time Lock.Retain, if c is kept; nil if c was never kept
 }
 
 // standsAfter is called after the deletion of the only blocker, and checks that c's znode exists. If
-// not, the error is ErrVanished. The argument `proof` is the number of the connection that has
-// delivered the event of the deletion, or 0 if that number is unknown.
+// not, the error is ErrVanished.
 //
 // The events of one connection come in the order of the changes, and before any reply that shows
-// their changes. Suppose that a read over the same connection has found c's znode and set a watch on
-// it, and that the watch has not fired. Then the znode still existed when the blocker was deleted. In
-// every other case, standsAfter reads the znode.
+// their changes. Suppose that a read over the present connection has found c's znode and set a watch on
+// it, and that the watch has not fired. If the deletion of the blocker was reported before that read,
+// perhaps over an earlier connection, the znode existed at the read. If it was reported after the read,
+// the znode still existed when the blocker was deleted. In every other case, standsAfter reads the znode.
 //
 // If one transaction deletes both znodes, the event of c's znode may come second. Then c is granted,
 // and this event reports the loss, as if c's znode were deleted right after the grant.
-func (c *Claim) standsAfter(ctx context.Context, proof int64) error {
-	own := c.watch()
-	if w := c.Incarnation.Watches.State(own); proof == 0 || w.ArmedOn != proof || !w.Ours || session.IsClosed(own.Fired) {
+func (c *Claim) standsAfter(ctx context.Context) error {
+	watches := c.Incarnation.Watches
+	if w := watches.State(c.watch()); w.ArmedOn != watches.Connection() || !w.Ours || w.Event != 0 {
 		return c.MustStand(ctx)
 	}
 	return nil
@@ -278,8 +276,7 @@ func (l *Line) contenders(r *session.Roll) []Child {
 }
 
 // AheadOf returns the contenders ahead of `me`, in order. The argument `all` has the contenders in a
-// listing, in the order of their numbers. If it does not contain `me`, our znode is deleted, and the
-// error is ErrVanished.
+// listing, in the order of their numbers. If it does not contain `me`, the error is ErrVanished.
 //
 // Only names are compared. If our znode was deleted, another client may have created a copy. While our
 // session counts as alive, the copy blocks other contenders, just as our znode did. The method
@@ -320,10 +317,8 @@ func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Chil
 // creates.
 //
 // A znode that shares the place of another znode (Claim.Beside) comes first, because that place has
-// had its turn. The zxid of its own create does not show the place.
-//
-// A persistent znode with an exhausted number comes last: a client has chosen the number itself, and
-// no end of a session deletes the znode. Ahead of the contenders, it would block them forever.
+// had its turn. A persistent znode with an exhausted number comes last: a client has chosen the number
+// itself, and no end of a session deletes the znode. Ahead of the contenders, it would block them forever.
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
@@ -400,14 +395,14 @@ func (c *Claim) Leave() *session.Deletion {
 // that there are waiters.
 const askTime = 200 * time.Millisecond
 
-// The method `others` lists the line, and reports whether the line has another contender that a hold
-// in `mode` blocks: for a shared hold, only writers count. A znode that shares c's place does not
-// count: see RWMutex.Downgrade. If c itself is not in the listing, c is lost. For an exclusive hold,
-// the listing also sets a watch on the line: see keepLineWatch.
+// The method `blocksNone` lists the line, and reports whether a hold in `mode` blocks no contender in it:
+// a shared hold blocks only writers. A znode that shares c's place does not count: see
+// RWMutex.Downgrade. If c itself is not in the listing, c is lost. For an exclusive hold, the listing
+// also sets a watch on the line: see keepLineWatch.
 //
-// Without a connection, or without an answer within askTime, the method fails. So a release does not
-// wait for the next connection.
-func (c *Claim) others(mode HoldMode) (bool, error) {
+// Without a connection, or without an answer within askTime, the result is false. So a release does
+// not wait for the next connection.
+func (c *Claim) blocksNone(mode HoldMode) (alone bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	ctx, stop := c.Line.Manager.Until(ctx, c.Incarnation.Disconnection())
@@ -420,26 +415,19 @@ func (c *Claim) others(mode HoldMode) (bool, error) {
 		bases = c.Line.Bases
 		lineWatch = c.Incarnation.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: c.Line.Dir})
 	}
-	alone := false
 	defer func() { c.keepLineWatch(lineWatch, alone) }()
 	names, _, err := c.Incarnation.Children(ctx, c.Line.Dir)
+	if err == nil && c.Znode() != path {
+		return false // c was downgraded during the listing, so the listing proves nothing, and does not show a loss
+	}
+	if err == nil && !slices.Contains(names, me.Name) {
+		err = zk.ErrNoNode
+	}
 	if err != nil {
-		return false, c.Explain(err) // NoNode: the parent does not exist, so c's znode does not exist either
+		c.Explain(err) // NoNode: without the parent, c's znode does not exist either
+		return false
 	}
-	if c.Znode() != path {
-		// c was downgraded during the listing, so the listing proves nothing, and does not show a loss.
-		return true, nil
-	}
-	if !slices.Contains(names, me.Name) {
-		return false, c.Explain(zk.ErrNoNode)
-	}
-	for _, o := range ParseChildren(names, bases...) {
-		if !o.SamePlace(me) {
-			return true, nil
-		}
-	}
-	alone = true
-	return false, nil
+	return !slices.ContainsFunc(ParseChildren(names, bases...), func(o Child) bool { return !o.SamePlace(me) })
 }
 
 // First returns the name of the first contender, or "". The function `list` is Incarnation.Names or

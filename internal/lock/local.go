@@ -26,15 +26,14 @@ import (
 //
 //   - Acquire puts the caller at the end of the list. If this process has a hold that the first
 //     waiter can share, the waiter gets a grant of that hold. If not, it waits in the line, on behalf
-//     of the waiters behind it. If its context ends first, the next waiter takes over the place.
-//   - Release gives an exclusive hold to the first waiter, without a request. If there may be other
+//     of the waiters behind it.
+//   - A release gives an exclusive hold to the first waiter, without a request. If there may be other
 //     contenders in the line, there are at most Handoffs such handoffs in a row. In the same way, at
 //     most Handoffs readers join a shared hold before the line is listed again.
 //
 // The zero value has no hold, and can only report that it has none.
 type Lock struct {
 	Manager *session.Manager
-	Path    string
 	Line    Line
 	Op      string // of an exclusive hold, for the observer; "" if the lock is a part of another primitive
 
@@ -123,20 +122,19 @@ func (l *Lock) Acquire(ctx context.Context, mode HoldMode, pin bool) (g *Grant, 
 func (l *Lock) take(ctx context.Context, c *Claim, w *waiter) bool {
 	l.mu.Lock()
 	w.place = nil
-	h := l.hold(c, w.mode)
-	if h != nil {
-		l.waiting = without(l.waiting, w)
-		w.grant = l.admit(h, w.pin, w.of)
+	holds := l.hold(c)
+	if holds {
+		l.admit(c, w)
 		for l.Handoffs > 0 && w.mode == Shared && l.next(Shared) {
-			l.letIn(h)
+			l.letIn(c)
 		}
 	}
 	l.serve()
 	l.mu.Unlock()
-	if h == nil {
+	if !holds {
 		l.Manager.GiveUp(ctx, c.GiveBack)
 	}
-	return h != nil
+	return holds
 }
 
 // The method `leave` removes w from the list, because its ctx has ended or Close has begun. It
@@ -182,34 +180,28 @@ func (l *Lock) failLocked(err error, so func(w *waiter) bool) {
 // and makes the next waiter enter the line. It is called after each change of the list or of a hold.
 // A function from here to `behind` that does not lock mu is called under mu.
 func (l *Lock) serve() {
-	waits := false
-	switch {
-	case l.Handoffs > 0:
-		for !waits && len(l.waiting) > 0 && l.waiting[0].place == nil {
-			var h *Claim
-			if h, waits = l.room(l.waiting[0].mode); h != nil {
+	for i := 0; i < len(l.waiting); {
+		w := l.waiting[i]
+		if w.place == nil {
+			h, waits := l.room(w.mode)
+			switch {
+			case h != nil:
 				l.letIn(h)
-			} else if !waits {
-				l.enter(l.waiting[0])
+				continue
+			case waits:
+				if l.watch == nil {
+					l.watch = time.AfterFunc(l.Manager.Timeout(), l.review)
+				}
+				return
 			}
+			w.place = &Place{Line: &l.Line, Mode: w.mode, Behind: new(Ahead)}
+			w.ready <- struct{}{}
 		}
-	case slices.ContainsFunc(l.holds, isLost):
-		waits = len(l.waiting) > 0
-	default:
-		for _, w := range l.waiting {
-			if w.place == nil {
-				l.enter(w)
-			}
+		if l.Handoffs > 0 { // the other waiters wait for the first
+			return
 		}
+		i++
 	}
-	if waits && l.watch == nil {
-		l.watch = time.AfterFunc(l.Manager.Timeout(), l.review)
-	}
-}
-
-func (l *Lock) enter(w *waiter) {
-	w.place = &Place{Line: &l.Line, Mode: w.mode, Behind: new(Ahead)}
-	w.ready <- struct{}{}
 }
 
 // The method `room` returns the hold of this process that the first waiter may get now. If there is
@@ -221,17 +213,20 @@ func (l *Lock) room(mode HoldMode) (h *Claim, waits bool) {
 	}
 	l.discard()
 	l.forget()
+	if l.Handoffs == 0 {
+		return nil, slices.ContainsFunc(l.holds, isLost)
+	}
 	if l.occupied(Shared) {
 		return nil, true
 	}
-	if h = l.joinable(); mode == Exclusive || h == nil {
+	if mode == Exclusive {
 		return nil, false
 	}
-	if h.passed >= l.Handoffs {
+	h, full := l.join()
+	if full {
 		l.list(h) // when the listing is answered, `list` calls `serve` again
 		return nil, true
 	}
-	h.passed++
 	return h, false
 }
 
@@ -244,9 +239,19 @@ func (l *Lock) next(mode HoldMode) bool {
 // letIn gives the first waiter a grant of h.
 func (l *Lock) letIn(h *Claim) {
 	w := l.waiting[0]
-	l.waiting = slices.Delete(l.waiting, 0, 1)
-	w.grant = l.admit(h, w.pin, w.of)
+	l.admit(h, w)
 	w.ready <- struct{}{}
+}
+
+// The method `admit` gives w, which waits no longer, a grant of h.
+func (l *Lock) admit(h *Claim, w *waiter) {
+	if i := slices.Index(l.waiting, w); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+	}
+	w.grant = h.Grant(l.OpOf(h.mode()))
+	w.grant.Pinned = w.pin
+	w.grant.Within(w.of)
+	h.uses = append(h.uses, w.grant)
 }
 
 // The function `without` returns s, except for the element x.
@@ -254,41 +259,31 @@ func without[T comparable](s []T, x T) []T {
 	return slices.DeleteFunc(s, func(y T) bool { return y == x })
 }
 
-// The method `admit` makes a grant of h for one more goroutine, which runs the program's function f,
-// if f is not nil.
-func (l *Lock) admit(h *Claim, pin bool, f *session.Function) *Grant {
-	g := h.Grant(l.OpOf(h.mode))
-	g.Pinned = pin
-	g.Within(f)
-	h.uses = append(h.uses, g)
-	return g
-}
-
 // The method `hold` makes c, whose turn has come, a hold of this process. First, it ends every hold
 // that cannot coexist with c. Such a hold is lost: its znode is deleted, because c's turn has come.
-// If a lost hold of this process is not released yet, the result is nil.
-func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
+// If a lost hold of this process is not released yet, the result is false.
+func (l *Lock) hold(c *Claim) bool {
 	if c.Err() != nil {
-		return nil // the holds in l.holds may belong to the next session
+		return false // the holds in l.holds may belong to the next session
 	}
 	l.discard() // a kept place is ahead of c; as c has its turn, the znode of that place is deleted
 	for _, h := range l.holds {
-		if (mode == Exclusive || h.mode == Exclusive) && h.Lose(h.Incarnation.Deleted()) {
+		if (c.mode() == Exclusive || h.mode() == Exclusive) && h.Lose(h.Incarnation.Deleted()) {
 			h.Hold.withdraw() // perhaps not h's znode was deleted, but c's: then h's must not stay
 		}
 	}
-	if l.occupied(mode) {
-		return nil
+	if l.occupied(c.mode()) {
+		return false
 	}
 	for _, h := range l.holds { // readers; the token is of the oldest hold, and must also be right for the new reader: see renew
 		h.mu.Lock()
 		h.renew()
 		h.mu.Unlock()
 	}
-	c.mode = mode
+	c.owner = l
 	l.holds = append(l.holds, c)
 	switch {
-	case mode == Shared && l.reading != nil:
+	case c.mode() == Shared && l.reading != nil:
 		l.read(c)
 	case l.Elects: // after a loss, a waiter need not wait for the release
 		c.lost.AfterFunc(func(error) {
@@ -299,7 +294,7 @@ func (l *Lock) hold(c *Claim, mode HoldMode) *Claim {
 			})
 		})
 	}
-	return c
+	return true
 }
 
 // The method `forget` drops the lost hold of an Election, because a waiter wants to enter the line:
@@ -309,18 +304,19 @@ func (l *Lock) forget() {
 	if !l.Elects || session.IsClosed(l.Manager.Closing) { // during Close, no waiter enters the line, and the release must return the loss
 		return
 	}
-	for _, h := range slices.Clone(l.holds) {
+	l.holds = slices.DeleteFunc(l.holds, func(h *Claim) bool {
 		if !isLost(h) {
-			continue
+			return false
 		}
-		l.holds = without(l.holds, h)
 		for _, g := range h.uses {
 			if !g.Pinned {
 				l.owed = true
 				g.End()
 			}
 		}
-	}
+		h.uses = nil
+		return true
+	})
 }
 
 // The method `read` is called for h, a shared hold. If h is lost, l.reading ends.
@@ -336,29 +332,34 @@ func (l *Lock) list(h *Claim) {
 	if h.listing != nil && !session.IsClosed(h.listing) {
 		return
 	}
-	answered, mode := make(chan struct{}), h.mode
+	answered, mode := make(chan struct{}), h.mode()
 	h.listing = answered
 	l.Manager.Spawn(func() {
-		others, err := h.others(mode)
+		alone := h.blocksNone(mode)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		close(answered)
 		if mode == Shared {
-			h.passed, h.closed = 0, h.closed || others || err != nil
+			h.passed, h.closed = 0, h.closed || !alone
 		}
 		l.serve() // if a Downgrade has made h shared since the listing began, `serve` begins another listing
 	})
 }
 
 // The method `review` is called once in each session timeout while a waiter waits for a hold of this
-// process. The waiters fail if this hold is `forgotten`.
+// process. The waiters fail if this hold is Forgotten. The hold of a Do is never forgotten: Do
+// releases it when its function returns.
 func (l *Lock) review() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watch = nil
 	inLine := l.Handoffs > 0 && len(l.waiting) > 0 && l.waiting[0].place != nil // the first waiter is in the line; the others wait for the first waiter, and not for a lost hold
-	if err := l.forgotten(); err != nil && !inLine {
-		l.failLocked(err, func(w *waiter) bool { return w.place == nil })
+	for _, h := range l.holds {
+		if !inLine && isLost(h) && slices.ContainsFunc(h.uses, isBare) {
+			if err := h.Forgotten(); err != nil {
+				l.failLocked(err, func(w *waiter) bool { return w.place == nil })
+			}
+		}
 	}
 	l.serve()
 }
@@ -382,14 +383,14 @@ func (l *Lock) behind(w *waiter) *Behind {
 	if len(l.holds) > 0 && !isLost(l.holds[0]) {
 		h := l.holds[0]
 		stat := zk.Stat{EphemeralOwner: h.Incarnation.ID.Load(), Ctime: h.Since().UnixMilli()}
-		return &Behind{Name: session.BaseName(h.Znode()), Node: session.Node{Data: l.Line.Data, Stat: &stat}, Mode: h.mode, Place: 1 + before}
+		return &Behind{Name: session.BaseName(h.Znode()), Node: session.Node{Data: l.Line.Data, Stat: &stat}, Mode: h.mode(), Place: 1 + before}
 	}
 	return new(Behind)
 }
 
 // Try makes one attempt to acquire. If another contender blocks it, Try returns nil.
-func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
-	of := l.Manager.FunctionOf(ctx) // without mu, because ctx may be a type of the program
+func (l *Lock) Try(ctx context.Context, mode HoldMode) (*Grant, error) {
+	w := &waiter{mode: mode, of: l.Manager.FunctionOf(ctx)} // FunctionOf without mu, because ctx may be a type of the program
 	l.mu.Lock()
 	h := l.regain(mode)
 	if h == nil {
@@ -398,46 +399,25 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (g *Grant, err error) {
 			l.mu.Unlock()
 			return nil, l.Manager.Failure() // an error if the Session is closed, and otherwise nil
 		}
-		if h = l.joinable(); h != nil && h.passed < l.Handoffs {
-			h.passed++
-		} else {
-			h = nil
+		if joined, full := l.join(); !full {
+			h = joined
 		}
 	}
 	if h != nil {
-		g = l.admit(h, false, of)
+		l.admit(h, w)
 	}
 	l.mu.Unlock()
-	if g != nil {
-		return g, nil
+	if h == nil {
+		if c, err := l.Line.Try(ctx, mode); c == nil || !l.take(ctx, c, w) {
+			return nil, err
+		}
 	}
-	c, err := l.Line.Try(ctx, mode)
-	if c == nil {
-		return nil, err
-	}
-	l.mu.Lock()
-	if h = l.hold(c, mode); h != nil {
-		g = l.admit(h, false, of)
-	}
-	l.mu.Unlock()
-	if g == nil { // a goroutine of this process has not noticed its loss yet
-		l.Manager.GiveUp(ctx, c.GiveBack)
-	}
-	return g, nil
+	return w.grant, nil
 }
 
 // Unlock ends a use in `mode`, for an Unlock or RUnlock: see BeginUnlock.
 func (l *Lock) Unlock(mode HoldMode) error {
 	finish, _ := l.BeginUnlock(mode, false)
-	return finish()
-}
-
-// Release ends the use of g.
-func (l *Lock) Release(g *Grant) error {
-	finish, found := l.BeginRelease(g)
-	if !found && l.Elects && g.Claim.Loss() != nil {
-		finish = g.Release // perhaps `forget` has dropped the lost hold of a Run
-	}
 	return finish()
 }
 
@@ -448,44 +428,53 @@ func (l *Lock) BeginUnlock(mode HoldMode, bare bool) (finish func() error, found
 	return l.depart(l.present(bare, true, mode))
 }
 
-// BeginRelease begins to end the use of g.
-func (l *Lock) BeginRelease(g *Grant) (finish func() error, found bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.depart(l.useOf(g))
+// Release releases g, and waits for the deletion of the znode: see Deletion.Result. If the claim was
+// lost, perhaps at the last moment, the error is ErrLost. If g has been released, it is ErrNotLocked.
+func (g *Grant) Release() error {
+	finish, found := g.BeginRelease()
+	if l := g.Claim.lock(); l == nil || !found && l.Elects && g.Claim.Loss() != nil {
+		return g.release(g.Claim.GiveBack) // no Lock has g, or `forget` has perhaps dropped the lost hold of a Run
+	}
+	return finish()
+}
+
+// BeginRelease begins to end the use g of a Lock: see `depart`.
+func (g *Grant) BeginRelease() (finish func() error, found bool) {
+	if l := g.Claim.lock(); l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.depart(g)
+	}
+	return nil, false
 }
 
 // The method `renounce` ends the use of w, which got its grant at the moment at which its wait failed.
-// An RUnlock has no handle. So an RUnlock by another reader may have ended the use of w instead of
-// its own. Then `renounce` ends the use of that reader.
+// An RUnlock by another reader, which has no handle, may have ended the use of w instead of its own.
+// Then `renounce` ends the use of that reader.
 func (l *Lock) renounce(w *waiter) error {
-	finish, found := l.BeginRelease(w.grant)
+	finish, found := w.grant.BeginRelease()
 	if !found && w.mode == Shared && !w.pin {
 		finish, _ = l.BeginUnlock(Shared, false)
 	}
 	return finish()
 }
 
-// The method `depart` removes the i'th use of h, under mu. Then the caller must call `finish` once,
-// which does the slow part, perhaps later and in another goroutine: it never ends a use that was
-// granted after the call of `depart`. If h is nil, there is no use to end: `found` is false, and
-// `finish` returns ErrNotLocked.
-func (l *Lock) depart(h *Claim, i int) (finish func() error, found bool) {
-	if h == nil {
+// The method `depart` removes the use g of its hold, under mu. Then the caller must call `finish`
+// once, which does the slow part, perhaps later and in another goroutine: it never ends a use that was
+// granted after the call of `depart`. If g is nil or has ended, `found` is false, and `finish` returns
+// ErrNotLocked.
+func (l *Lock) depart(g *Grant) (finish func() error, found bool) {
+	if g == nil || !g.used() {
 		return func() error { return ErrNotLocked }, false
 	}
-	g := h.uses[i]
-	if g.moving != nil {
-		close(g.moving)
-	}
-	h.uses = slices.Delete(h.uses, i, i+1) // now, so that a second Unlock does not find the use
-	if h.mode == Shared && !g.Pinned {
+	h := g.Claim
+	h.uses = without(h.uses, g) // now, so that a second Unlock does not find the use
+	if h.mode() == Shared && !g.Pinned {
 		// Perhaps this is the RUnlock of another reader. Then the reader that got g goes on with the use of
-		// that reader, perhaps in a function of the program. Close waits for this function, and must not
-		// release a shared hold that remains. So the functions of g may now hold another use of each such
-		// hold.
+		// that reader, perhaps in a function of the program, for which Close waits. So the functions of g
+		// may now hold another use of each shared hold that remains.
 		for _, h := range l.holds {
-			if i := slices.IndexFunc(h.uses, func(g *Grant) bool { return !g.Pinned }); i >= 0 {
+			if i := slices.IndexFunc(h.uses, isBare); i >= 0 {
 				h.uses[i].Within(g.within...)
 			}
 		}
@@ -493,11 +482,10 @@ func (l *Lock) depart(h *Claim, i int) (finish func() error, found bool) {
 	if l.owed && !g.Pinned {
 		// This may be the late release of a lost hold. It now ends the present hold instead, so the
 		// present leader must see a loss, and its own release may come late, too. A release that finds
-		// no hold does not clear `owed` either: many programs resign twice, to be sure. A grant of Run
-		// must last while its function runs: it has the limits, and makes Close wait.
+		// no hold does not clear `owed` either: many programs resign twice, to be sure.
 		g.Revoke()
 	}
-	if h.used() { // other goroutines still use h
+	if len(h.uses) > 0 { // other goroutines still use h
 		h.Err() // if h is lost, Err ends the grant by the loss, for the trace; End would end the grant without a loss
 		g.End()
 		return h.Err, true
@@ -505,21 +493,18 @@ func (l *Lock) depart(h *Claim, i int) (finish func() error, found bool) {
 	return func() error { return l.handOver(h, g) }, true
 }
 
-// handOver ends g, the last use of h, and gives h to the first waiter of this process. This handoff
-// needs no request: the znode of h stays, and every other contender waits behind it. If there is no
-// waiter, or the waiter must not get h (see mayPass), handOver keeps the place of h or deletes the
-// znode.
+// handOver ends g, the last use of h, and gives h to the first waiter of this process, without a
+// request. If there is no waiter, or the waiter must not get h (see mayPass), handOver keeps the place of
+// h or deletes the znode.
 //
 //   - A handoff is safe, because mu is locked from the look at the list to the grant. If h is lost
 //     at that time, the grant of the next goroutine is lost, too (Claim.Grant).
 //   - No waiter is forgotten. A waiter joins and leaves the list under mu. So either handOver finds
-//     it, or `serve` later finds that h is no longer held. A waiter that leaves with a grant
-//     renounces it.
+//     it, or `serve` later finds that h is no longer held.
 //   - A handoff is fair. While h is Alone, no other contender waits. The create of another contender
-//     ends that, and then at most Handoffs more handoffs follow. After half of them, handOver begins
-//     a listing, once in each hold, and after all of them, it waits for this listing, at most 200 ms
-//     (askTime). If h is alone, the listing sets the watch. Without it, a process that is alone
-//     would delete its znode after every Handoffs handoffs.
+//     ends that, and then at most Handoffs more handoffs follow. Half-way, handOver begins a listing,
+//     once in each hold, and in the end it waits for that, at most askTime. If h is alone, the listing
+//     sets the watch again. Without it, a process that is alone would delete its znode every time.
 func (l *Lock) handOver(h *Claim, g *Grant) error {
 	l.mu.Lock()
 	for l.next(Exclusive) && l.mayPass(h) {
@@ -550,35 +535,32 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 	}
 	l.drop(h)
 	l.mu.Unlock()
-	return g.Release()
+	return g.release(h.GiveBack)
 }
 
 // mayPass reports whether handOver may give h to another goroutine of this process. An unanswered
 // transaction may still be applied while the znode of h exists, because it checks this znode. It must
 // not be applied during the next hold. So h is not handed over, and the znode is deleted.
 func (l *Lock) mayPass(h *Claim) bool {
-	return h.mode == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
+	return h.mode() == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
-// The method `drop` removes h from the holds. It is called under mu, like all functions from here to
-// unkeep.
+// The method `drop` removes h from the holds. The functions from here to unkeep are called under mu.
 func (l *Lock) drop(h *Claim) {
 	l.holds = without(l.holds, h)
-	if !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode == Shared }) {
+	if !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode() == Shared }) {
 		l.reading = nil
 	}
 	l.serve()
 }
 
 // The method `keep` keeps the place of h at the end of g, its last use, if no other contender is in
-// the line. Then the caller must pass e to the observer, without mu.
-//
-// A kept place is as safe as a handoff: while the session lives, the znode is ahead of all others, and
-// a grant needs a confirmed session. It is fair, because the listing after the create has set a watch
-// on the line. When it fires, the client deletes the znode. (If another contender of this session has
-// set the watch earlier, our own create fires it. Then our place is not kept.)
+// the line. Then the caller must pass e to the observer, without mu. A kept place is as safe as a
+// handoff. It is fair, because the listing after the create has set a watch on the line. When it fires,
+// the client deletes the znode. (If another contender of this session has set the watch earlier, our own
+// create fires it. Then our place is not kept.)
 func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
-	if l.Retain == 0 || h.mode != Exclusive || h.open > 0 || len(l.waiting) > 0 ||
+	if l.Retain == 0 || h.mode() != Exclusive || h.open > 0 || len(l.waiting) > 0 ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
 	}
@@ -595,19 +577,12 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 	e = h.event(session.EventReleased, nil)
 	g.overLocked()
 	h.enter(kept)
-	if h.recall == nil {
-		h.recall = func() {
-			l.Manager.Spawn(func() {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				if l.idle == h {
-					l.discard()
-				}
-			})
-		}
+	if h.timer == nil {
 		h.lost.AfterFunc(func(error) { h.recall() })
+		h.timer = time.AfterFunc(l.Retain, h.recall)
+	} else {
+		h.timer.Reset(l.Retain)
 	}
-	h.timer = time.AfterFunc(l.Retain, h.recall)
 	if !h.recalls {
 		h.recalls = true
 		h.Incarnation.Watches.Tell(h.lineWatch, h, h.recall)
@@ -631,6 +606,19 @@ func (l *Lock) regain(mode HoldMode) *Claim {
 	return h
 }
 
+// The method `recall` deletes c, if c is kept: another contender may have come, c is lost, or the time
+// Lock.Retain has passed.
+func (c *Claim) recall() {
+	l := c.lock()
+	l.Manager.Spawn(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.idle == c {
+			l.discard()
+		}
+	})
+}
+
 // The method `discard` deletes the kept place.
 func (l *Lock) discard() {
 	if h := l.idle; h != nil {
@@ -649,52 +637,28 @@ func (l *Lock) unkeep(h *Claim) {
 	h.timer.Stop()
 }
 
-// Txn is Grant.Txn for a grant that can be released at the same time: then the error is ErrNotLocked. A
-// release, which decides about h under mu, sees the transaction in the count, or the transaction does not
-// begin.
-func (l *Lock) Txn(ctx context.Context, g *Grant, ops []any) ([]zk.MultiResponse, error) {
-	l.mu.Lock()
-	h, _ := l.useOf(g)
-	if h == nil {
-		l.mu.Unlock()
-		return nil, ErrNotLocked
-	}
-	h.open++
-	l.mu.Unlock()
-	rs, open, err := g.Txn(ctx, ops)
-	if !open {
-		l.mu.Lock()
-		h.open--
-		l.mu.Unlock()
-	}
-	return rs, err
-}
-
 // Downgrade makes the exclusive hold a shared hold. If the hold is released at the same time, the
 // error is ErrNotLocked. For `bare`, see `present`.
 func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
-	start, ended := time.Now(), make(chan struct{})
-	moving, stop := l.Manager.Until(ctx, ended) // perhaps the servers do not answer, and an Unlock does not wait for them
-	defer stop()
+	start := time.Now()
 	l.mu.Lock()
-	h, i := l.present(bare, false, Exclusive)
-	if h == nil || h.uses[i].moving != nil {
-		l.mu.Unlock()
+	g := l.present(bare, false, Exclusive)
+	l.mu.Unlock()
+	if g == nil {
 		return ErrNotLocked
 	}
-	g, inc, op := h.uses[i], h.Incarnation, l.OpOf(Shared)
-	g.moving = ended
-	l.mu.Unlock()
-
+	h, op := g.Claim, l.OpOf(Shared)
+	inc := h.Incarnation
+	moving, stop := l.Manager.Until(ctx, h.Left()) // perhaps the servers do not answer, and an Unlock does not wait for them
 	c, err := h.Beside(moving)
+	stop()
 	if err != nil {
 		err = h.Explain(err)
 	}
 	released := cmp.Or(session.CtxErr(ctx), ErrNotLocked) // the result after an Unlock; it does not matter which came first, the Unlock or the end of ctx
-	l.mu.Lock()
-	g.moving = nil
 	var former string
-	switch has := slices.Contains(h.uses, g); {
+	l.mu.Lock()
+	switch has := g.used() && h.mode() == Exclusive; {
 	case has && err == nil:
 		// The read znode exists, and blocks every other writer. So it does not matter when the
 		// write znode is deleted, or by which client.
@@ -711,16 +675,15 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	}
 	// If a transaction may still be applied until the write znode is deleted, the next reader must
 	// wait in the line for this deletion.
-	h.mode, h.passed, h.closed = Shared, 0, h.open > 0
-	// An RUnlock of another reader may end this use instead of its own. The caller then has the use of
-	// that reader. So from now on, the Ending that the caller may have as a writer is that of all
-	// readers.
+	h.passed, h.closed = 0, h.open > 0
+	// An RUnlock of another reader may end this use instead of its own. So from now on, the Ending that
+	// the caller may have as a writer is that of all readers.
 	if !g.Pinned {
 		l.readers().AfterFunc(func(why error) { g.lost.End(why) })
 	}
 	l.serve()
 	l.mu.Unlock()
-	l.Manager.Waited(op, l.Path, start, nil)
+	l.Manager.Waited(op, h.path(), start, nil)
 	// The downgrade is done. Readers behind the write znode wait for its deletion.
 	connected, disconnected := l.Manager.Until(ctx, inc.Disconnection())
 	defer disconnected()
@@ -728,22 +691,53 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	return nil
 }
 
+// Txn applies ops in one transaction, if g is still held: see Hold.txn. If g is released, or a Downgrade
+// replaces the znode, the error is ErrNotLocked, and nothing is applied. A release, which decides about the
+// claim under Lock.mu, sees the transaction in the count, or the transaction does not begin.
+func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, err error) {
+	c, open := g.Claim, false
+	if l := c.lock(); l != nil {
+		l.mu.Lock()
+		held := g.used()
+		if held {
+			c.open++
+		}
+		l.mu.Unlock()
+		if !held {
+			return nil, ErrNotLocked
+		}
+		defer func() {
+			if !open {
+				l.mu.Lock()
+				c.open--
+				l.mu.Unlock()
+			}
+		}()
+	}
+	dir, path := c.Line.Dir, c.Znode()
+	if ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.LogName)); err != nil {
+		return nil, err
+	}
+	rs, open, err = c.txn(ctx, dir, ops, path)
+	return rs, err
+}
+
 // Standing returns an Ending that ends when the present hold is lost: a hold in the first of `modes`
 // that has one. If this hold is already lost, or there is no hold, the Ending has already ended.
 func (l *Lock) Standing(modes ...HoldMode) *session.Ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	over := new(session.Ending)
-	switch h, i := l.present(false, false, modes...); {
-	case h == nil:
-		over.End(ErrNotLocked)
-	case isLost(h):
-		over.End(h.Err())
-	case h.mode == Shared:
-		return l.readers()
-	default:
-		return h.uses[i].Loss()
+	why := ErrNotLocked
+	if g := l.present(false, false, modes...); g != nil {
+		switch why = g.Err(); {
+		case why == nil && g.Claim.mode() == Shared:
+			return l.readers()
+		case why == nil:
+			return g.Loss()
+		}
 	}
+	over := new(session.Ending)
+	over.End(why)
 	return over
 }
 
@@ -755,7 +749,7 @@ func (l *Lock) readers() *session.Ending {
 	if l.reading == nil || l.reading.Cause() != nil {
 		l.reading = new(session.Ending)
 		for _, h := range l.holds {
-			if h.used() { // else h is being released
+			if len(h.uses) > 0 { // else h is being released
 				l.read(h)
 			}
 		}
@@ -771,103 +765,96 @@ func (l *Lock) Wanted() bool {
 	return len(l.holds) > 0 || len(l.waiting) > 0 || l.idle != nil
 }
 
-// Current returns a grant of the hold of this process (see `present`), and the mode of the hold.
-func (l *Lock) Current(bare bool) (*Grant, HoldMode, error) {
+// Current returns a grant of the hold of this process: see `present`.
+func (l *Lock) Current(bare bool) (*Grant, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h, i := l.present(bare, false, Exclusive, Shared); h != nil {
-		return h.uses[i], h.mode, nil
+	if g := l.present(bare, false, Exclusive, Shared); g != nil {
+		return g, nil
 	}
-	return nil, 0, ErrNotLocked
+	return nil, ErrNotLocked
 }
 
-// ModeOf returns the mode in which g is held. If g is not held, `ok` is false.
-func (l *Lock) ModeOf(g *Grant) (mode HoldMode, ok bool) {
+// Mode returns the mode in which g is held. If g is nil or has been released, `ok` is false.
+func (g *Grant) Mode() (mode HoldMode, ok bool) {
+	if g == nil || g.Claim.lock() == nil {
+		return Exclusive, g != nil
+	}
+	l := g.Claim.lock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h, _ := l.useOf(g); h != nil {
-		return h.mode, true
-	}
-	return 0, false
+	return g.Claim.mode(), g.used()
 }
 
 // isLost reports whether c is lost. When it returns true, the hooks of the loss have run.
 func isLost(c *Claim) bool { return c.Err() != nil }
 
-func (c *Claim) used() bool { return len(c.uses) > 0 }
+// The function `isBare` reports whether no Do, RDo or Run releases g.
+func isBare(g *Grant) bool { return !g.Pinned }
+
+// The method `lock` returns the Lock that shares c among goroutines, or nil.
+func (c *Claim) lock() *Lock {
+	l, _ := c.owner.(*Lock)
+	return l
+}
+
+// The method `used` reports whether g is a use of its hold. It is called under mu.
+func (g *Grant) used() bool { return slices.Contains(g.Claim.uses, g) }
 
 // The method `occupied` reports whether a hold must be released before another goroutine can get the
 // lock in `mode`. Even a new reader waits for the release of a lost shared hold: otherwise, RUnlock,
 // which has no handle, could return the loss to the new reader.
 func (l *Lock) occupied(mode HoldMode) bool {
 	return slices.ContainsFunc(l.holds, func(h *Claim) bool {
-		return mode == Exclusive || h.mode == Exclusive || isLost(h)
+		return mode == Exclusive || h.mode() == Exclusive || isLost(h)
 	})
 }
 
-// The method `joinable` returns a hold that a reader may join, or nil.
-func (l *Lock) joinable() *Claim {
+// The method `join` returns a hold that one more reader joins now, or nil. If `full` is true, h must
+// first be listed.
+func (l *Lock) join() (h *Claim, full bool) {
 	for _, h := range slices.Backward(l.holds) {
-		if h.mode == Shared && !h.closed && h.used() {
-			return h
+		if h.mode() == Shared && !h.closed && len(h.uses) > 0 {
+			if h.passed >= l.Handoffs {
+				return h, true
+			}
+			h.passed++
+			return h, false
 		}
 	}
-	return nil
+	return nil, false
 }
 
-// The method `present` returns a use for a goroutine that has no handle, which passes no Grant: the
-// hold, and the index of the use in this hold. The hold is in the first of `modes` that has one, or it
-// is nil. A lost hold comes first, so that the release returns the loss, and then the oldest hold.
+// The method `present` returns a use for a goroutine that has no handle, which passes no Grant. The
+// hold of the use is in the first of `modes` that has one; without such a hold, the result is nil. A
+// lost hold comes first, so that the release returns the loss, and then the oldest hold.
 //
 // The use is the oldest that no Do, RDo or Run will release: if readers overlap all the time, no use
 // may seem to last longer than the longest reader (Limits.Max). Without such a use, it is the use of a
-// Do, but not if `ends` is true, because the caller ends the use, and the hold is shared. If `bare` is
-// true, the caller is inside a Do that has no hold. Then the use of a Do belongs to another Do, and
-// does not count.
+// Do, but not to end a shared hold (`ends`). If `bare` is true, the caller is inside a Do that has no
+// hold. Then the use of a Do belongs to another Do, and does not count.
 //
 // A Txn or a Token checks this hold. While the znode of the oldest hold exists, no writer has got the
 // lock since the grant of that hold. A newer hold does not show this: perhaps another client has
 // deleted an earlier znode, and a writer has come between the two.
-func (l *Lock) present(bare, ends bool, modes ...HoldMode) (found *Claim, use int) {
+func (l *Lock) present(bare, ends bool, modes ...HoldMode) (found *Grant) {
 	for _, mode := range modes {
 		for _, h := range l.holds {
-			i := slices.IndexFunc(h.uses, func(g *Grant) bool { return !g.Pinned })
+			i := slices.IndexFunc(h.uses, isBare)
 			if i < 0 && !bare && (mode == Exclusive || !ends) {
 				i = len(h.uses) - 1
 			}
 			switch {
-			case h.mode != mode || i < 0:
+			case h.mode() != mode || i < 0:
 			case isLost(h):
-				return h, i
+				return h.uses[i]
 			case found == nil:
-				found, use = h, i
+				found = h.uses[i]
 			}
 		}
 		if found != nil {
-			return found, use
+			return found
 		}
 	}
-	return nil, 0
-}
-
-// useOf returns the hold of g, and the index of the use in this hold. If g has been released, the hold
-// is nil.
-func (l *Lock) useOf(g *Grant) (*Claim, int) {
-	for _, h := range l.holds {
-		if i := slices.Index(h.uses, g); i >= 0 {
-			return h, i
-		}
-	}
-	return nil, 0
-}
-
-// The method `forgotten` returns an error if a hold of this process is Forgotten. The hold of a Do is
-// never forgotten: Do releases it when its function returns.
-func (l *Lock) forgotten() (err error) {
-	for _, h := range l.holds {
-		if isLost(h) && slices.ContainsFunc(h.uses, func(g *Grant) bool { return !g.Pinned }) {
-			err = cmp.Or(err, h.Forgotten())
-		}
-	}
-	return err
+	return nil
 }

@@ -17,7 +17,7 @@ import (
 // newLock returns a lock of m at /m.
 func newLock(m *session.Manager) *Lock {
 	return &Lock{
-		Manager: m, Path: "/m", Line: New(m, "/m", session.ProtectedName, "lock-"), Op: "lock", Handoffs: 16,
+		Manager: m, Line: New(m, "/m", session.ProtectedName, "lock-"), Op: "lock", Handoffs: 16,
 	}
 }
 
@@ -66,17 +66,17 @@ func TestACandidateTakesOverThePlaceOfTheOneBeforeIt(t *testing.T) {
 		if err := <-failed; !errors.Is(err, context.Canceled) {
 			t.Errorf("the first: %v", err)
 		}
-		harness.Must(t, rival.Release(held))
+		harness.Must(t, held.Release())
 		first := <-led
 		if now := childrenOf(t, other); len(now) != 1 || len(names) != 2 || now[0] != names[0] && now[0] != names[1] {
 			t.Errorf("the line was %v, and is %v: want the place of the first", names, now)
 		}
-		harness.Must(t, l.Release(first))
+		harness.Must(t, first.Release())
 		second := <-led
 		if first.Name() == second.Name() {
 			t.Errorf("handed over: %s", first.Name())
 		}
-		harness.Must(t, l.Release(second))
+		harness.Must(t, second.Release())
 	})
 }
 
@@ -130,13 +130,13 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	<-third.Lost()
 	fourth, _, err := l.Acquire(t.Context(), Exclusive, false)
 	harness.Must(t, err)
-	if _, found := l.BeginRelease(third); found {
+	if _, found := third.BeginRelease(); found {
 		t.Error("the third was released after the fourth had begun")
 	}
 	if err := fourth.Err(); err != nil {
 		t.Errorf("the fourth: %v", err)
 	}
-	harness.Must(t, l.Release(fourth))
+	harness.Must(t, fourth.Release())
 }
 
 // What was found in a session that has ended meanwhile says nothing of what has been got
@@ -194,7 +194,7 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 		}
 		first, _, err := l.Acquire(t.Context(), Exclusive, false)
 		harness.Must(t, err)
-		harness.Must(t, l.Release(first))
+		harness.Must(t, first.Release())
 		if !isKept() {
 			t.Fatal("the place is not kept: the test shows nothing")
 		}
@@ -205,16 +205,16 @@ func TestAPlaceThatIsKeptAgainAfterAListingIsGivenUpForTheNextContender(t *testi
 		}
 		handed := acquire(t, l)
 		synctest.Wait()
-		harness.Must(t, l.Release(second))
+		harness.Must(t, second.Release())
 		third := <-handed
 		synctest.Wait() // the listing is answered
-		harness.Must(t, l.Release(third))
+		harness.Must(t, third.Release())
 		if !isKept() || third.Claim != first.Claim {
 			t.Fatal("the place is not kept again: the test shows nothing")
 		}
 		g, _, err := rival.Acquire(harness.Within(t, time.Minute), Exclusive, false)
 		harness.Must(t, err)
-		harness.Must(t, rival.Release(g))
+		harness.Must(t, g.Release())
 	})
 }
 
@@ -233,7 +233,7 @@ func TestATryBesideAHoldOfItsProcessDoesNotEndTheRetention(t *testing.T) {
 		if took, n := time.Since(start), srv.Counts().Sub(before).Total(); n != 0 || took != 0 {
 			t.Errorf("it took %v and %d requests", took, n)
 		}
-		harness.Must(t, l.Release(held))
+		harness.Must(t, held.Release())
 		if l.Kept.Load() != 1 {
 			t.Error("the place is not kept")
 		}
@@ -259,7 +259,7 @@ func TestAPlaceThatIsLostBeforeItIsKeptIsNotCounted(t *testing.T) {
 		if look(w); !h.Alone() {
 			t.Fatal("another contender is in the line: the test shows nothing")
 		}
-		harness.WantErr(t, l.Release(g), session.ErrLost)
+		harness.WantErr(t, g.Release(), session.ErrLost)
 		if n := l.Kept.Load(); n != 0 {
 			t.Errorf("%d kept places", n)
 		}
@@ -292,7 +292,7 @@ func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 		if names := childrenOf(t, other); len(names) > 0 {
 			t.Errorf("%q stand in the line", names)
 		}
-		harness.WantErr(t, l.Release(lost), session.ErrLost)
+		harness.WantErr(t, lost.Release(), session.ErrLost)
 	})
 }
 
@@ -310,6 +310,6 @@ func TestAWaitThatFailsNamesTheHolder(t *testing.T) {
 				t.Errorf("after %v: behind %d, the first is %q; want 1, %q", wait, behind.Place, behind.Name, held.Name())
 			}
 		}
-		harness.Must(t, rival.Release(held))
+		harness.Must(t, held.Release())
 	})
 }

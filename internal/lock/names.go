@@ -102,13 +102,6 @@ func split(line []Child) (in, exhausted []Child, tell bool) {
 	return in, exhausted, !wraps
 }
 
-// The function `ordered` reports whether the numbers of all contenders in `line`, which is sorted by
-// number, show the order of arrival.
-func ordered(line []Child) bool {
-	_, exhausted, tell := split(line)
-	return tell && len(exhausted) == 0
-}
-
 // certainlyAfter reports whether the numbers show that c arrived after d.
 func (c Child) certainlyAfter(d Child) bool {
 	return !c.Exhausted() && !d.Exhausted() && c.Seq > d.Seq && c.Seq-d.Seq < numberWindow

@@ -26,7 +26,6 @@ type Permits struct {
 	limits *Limits             // nil without limits
 	limit  *atomic.Int64       // the semaphore's limit, for the trace
 	leases []Permit            // guarded by Hold.mu, like the fields below
-	n      int64               // number of permits in `leases`; after a loss, number of permits that the program has not released yet
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
 	free   func()              // stops the limits of p (Hold.limited); nil before the first permit, and without limits
 	within []*session.Function // the program's functions that have acquired permits of p
@@ -119,21 +118,11 @@ func (p *Permits) inFunction() bool {
 	return slices.ContainsFunc(p.within, (*session.Function).Runs)
 }
 
-// Vanished is called when another client has deleted the znode that o watches.
-func (p *Permits) Vanished(o *session.OwnWatch) { p.deleted(o.Path) }
-
 func (p *Permits) deleted(path string) {
 	ours := func(l Permit) bool { return l.Path == path }
 	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && (path == "" || slices.ContainsFunc(p.leases, ours)) }) {
 		p.withdraw() // to delete the other znodes
 	}
-}
-
-// Left returns a channel that is closed when the program has released all permits of p, lost or not.
-func (p *Permits) Left() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.leftLocked()
 }
 
 func (p *Permits) Held() int64 {
@@ -148,8 +137,8 @@ func (p *Permits) Held() int64 {
 func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.Deletion, lost error) {
 	p.mu.Lock()
 	for some := n; some > 0 && len(p.taken) > 0; { // first the caller's own, then those of no Do, each oldest first
-		i := max(slices.IndexFunc(p.taken, func(t taking) bool { return t.of == f }), 0)
-		if p.taken[i].of != f {
+		i := slices.IndexFunc(p.taken, func(t taking) bool { return t.of == f })
+		if i < 0 {
 			i = max(slices.IndexFunc(p.taken, func(t taking) bool { return t.of == nil }), 0)
 		}
 		k := min(some, p.taken[i].n)
@@ -182,61 +171,57 @@ func (p *Permits) Result(r *session.Deletion) error {
 	return err
 }
 
-// The method `give` releases n permits: it deletes their znodes in the background.
+// The method `give` releases n permits: it deletes their znodes in the background. If it releases a
+// part of a znode's permits, another znode replaces this znode.
 func (p *Permits) give(n int64) *session.Deletion {
 	var gone []Permit
 	for n > 0 {
 		last := len(p.leases) - 1
 		l := p.leases[last]
+		gone = append(gone, l)
 		if l.Weight > n {
-			// Release a part of this znode's permits.
 			rest := Permit{Path: session.ChildPath(p.dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
 			rest.ownWatch = p.Incarnation.WatchOwn(rest.Path, p)
 			p.leases[last] = rest
 			p.traceEach(trace.Move, l.Path, rest)
-			return p.change(gone, &l, &rest)
+			return p.change(gone, &rest)
 		}
 		p.leases = p.leases[:last]
 		p.traceEach(trace.Release, "", l)
-		gone = append(gone, l)
 		n -= l.Weight
 	}
-	return p.change(gone, nil, nil)
+	return p.change(gone, nil)
 }
 
 // The method `change` deletes, in the background, the znodes of the permits in `gone`. If `rest` is
-// not nil, it also replaces the znode of `whole` with the znode of `rest`. After such a change, every
-// change waits for the change before it: it may delete the new znode.
-func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
-	inc := p.Incarnation
-	paths := PathsOf(gone)
-	all := gone
-	if whole != nil {
-		all = append(all, *whole)
+// not nil, its znode replaces the last of them. After such a change, every change waits for the change
+// before it: it may delete the new znode.
+func (p *Permits) change(gone []Permit, rest *Permit) *session.Deletion {
+	inc, before, paths, whole := p.Incarnation, p.last, PathsOf(gone), ""
+	d := &session.Deletion{Paths: paths, Then: drop(gone)}
+	if rest == nil && before == nil { // there is no earlier change to wait for
+		return inc.Delete(d)
 	}
-	then := drop(all)
-	if whole == nil && p.last == nil {
-		return inc.Delete(&session.Deletion{Paths: paths, Then: then}) // there is no earlier change to wait for
-	}
-	before, first := p.last, all[0].Path
-	var removed *session.Deletion
-	told := then
+	d.Paths = []string{paths[0]}
 	if rest != nil {
-		told = func() { then(); rest.ownWatch.Made(false) }
+		whole, paths = paths[len(paths)-1], paths[:len(paths)-1]
+		then := d.Then
+		d.Then = func() { then(); rest.ownWatch.Made(false) }
 	}
-	p.last = inc.Delete(&session.Deletion{Paths: []string{first}, Then: told, By: func() (err error) {
+	var removed *session.Deletion
+	d.By = func() (err error) {
 		if before != nil {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
 				return err
 			}
 			before = nil // the change `before` and all earlier changes are over
 		}
-		if whole != nil {
+		if rest != nil {
 			// One transaction does both, so no client counts too few permits.
 			var rs []zk.MultiResponse
 			rs, err = inc.Multi(context.Background(),
 				&zk.CreateRequest{Path: rest.Path, Data: inc.Manager.Owner, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
-				&zk.DeleteRequest{Path: whole.Path, Version: -1})
+				&zk.DeleteRequest{Path: whole, Version: -1})
 			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
 				err = nil // no other client creates this name, so an earlier attempt was applied and its reply was lost
 			}
@@ -245,7 +230,8 @@ func (p *Permits) change(gone []Permit, whole, rest *Permit) *session.Deletion {
 			removed = inc.Remove(paths...)
 		}
 		return session.Worse(err, removed.Outcome(context.Background()))
-	}})
+	}
+	p.last = inc.Delete(d)
 	return p.last
 }
 
@@ -323,20 +309,13 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 	if err != nil {
 		return nil, err
 	}
-	rs, missing, _, err := p.txn(ctx, dir, full, paths...)
-	if missing != "" {
-		p.deleted(missing)
-		if err = p.Err(); err == nil {
-			err = ErrNotLocked
-		}
-	}
+	rs, _, err := p.txn(ctx, dir, full, paths...)
 	return rs, err
 }
 
 // The following methods implement the interface `holding`.
 
-func (p *Permits) weight() int64 { return p.n }
-func (p *Permits) path() string  { return p.Incarnation.Manager.Bare(p.root) }
+func (p *Permits) path() string { return p.Incarnation.Manager.Bare(p.root) }
 func (p *Permits) unwatch(gone bool) {
 	if p.free != nil {
 		p.free()
@@ -350,7 +329,7 @@ func (p *Permits) discard() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.leases) > 0 {
-		p.change(p.leases, nil, nil)
+		p.change(p.leases, nil)
 	}
 	p.leases = nil
 }

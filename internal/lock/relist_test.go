@@ -216,13 +216,24 @@ func TestWhoeverWaitsForLongStopsListingTheLine(t *testing.T) {
 // However long the first keeps the lock: each of those ahead takes a round trip at
 // least, and until then no listing helps.
 func TestWhoeverStandsFarBackListsNoSoonerThanItsTurnCanCome(t *testing.T) {
-	r := Place{trip: 10 * time.Millisecond, each: 10 * time.Millisecond, ahead: 999}
-	for i := range maxRelists {
-		if wait := r.untilListing(); wait < 990*r.trip {
-			t.Errorf("listing %d comes %v after the last, behind %d", i+1, wait, r.ahead)
+	const trip = 10 * time.Millisecond
+	harness.VirtualTime(t, func(t *testing.T) {
+		for _, each := range []time.Duration{trip, 2 * trip, 100 * trip} {
+			line := New(&session.Manager{}, "/m", nil)
+			line.each.Store(int64(each))
+			r := Place{Line: &line, lists: maxRelists, trip: trip, start: time.Now()}
+			for i := range maxRelists {
+				r.plan(999)
+				planned := time.Now()
+				for early := r.early(); early > 0; early = r.early() {
+					time.Sleep(early)
+				}
+				if wait := time.Since(planned); wait < 990*each {
+					t.Errorf("listing %d comes %v after the last, behind 999; a handoff takes %v", i+1, wait, each)
+				}
+			}
 		}
-		r.left(999)
-	}
+	})
 }
 
 // Several of each session wait in one line, and share its listings. So some listings are sent later
