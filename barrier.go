@@ -10,6 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Barrier is a gate that any process can close and open:
@@ -65,10 +66,10 @@ func (b *Barrier) Close(ctx context.Context) error {
 		// barrier. NoNode means that another process has opened the barrier since.
 		err = b.s.m.During(ctx, func(inc *session.Incarnation) error {
 			znode := b.s.m.Full(b.path)
-			if err := inc.VetNow(ctx, znode); err != nil {
+			if err := znodes.VetNow(ctx, inc, znode); err != nil {
 				return err
 			}
-			_, _, err := inc.GetMade(ctx, znode, inc.Get)
+			_, _, err := znodes.GetMade(ctx, inc, znode, inc.Get)
 			return err
 		})
 	}
@@ -124,8 +125,8 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **
 			return true, nil
 		case err != nil:
 			return false, err
-		case session.Unstored(data, stat):
-			return false, b.s.m.Mixed(key.Path)
+		case znodes.Unstored(data, stat):
+			return false, znodes.Mixed(b.s.m, key.Path)
 		case *closed == nil:
 			*closed = stat
 		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
@@ -137,7 +138,7 @@ func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **
 		if session.IsClosed(w.Fired) {
 			return false, nil
 		}
-		if err := inc.AwaitFired(ctx, w); err != nil { // Step 3.
+		if err := session.AwaitIn(ctx, inc, w.Fired); err != nil { // Step 3.
 			return false, err
 		}
 		return w.Event == zk.EventNodeDeleted, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Cond is a condition variable that processes share by its path:
@@ -68,7 +69,7 @@ type Cond struct {
 func NewCond(s *Session, path string, l Locker) *Cond {
 	c := &Cond{L: l, made: made{s: s, path: path}}
 	if c.err = checkNew(s, path, nil); c.err == nil {
-		c.line = lock.New(s.m, path, session.ProtectedName, "wait-")
+		c.line = lock.New(s.m, path, znodes.ProtectedName, "wait-")
 	}
 	return c
 }
@@ -97,7 +98,7 @@ func (c *Cond) Wait(ctx context.Context) error {
 func (c *Cond) wait(ctx context.Context) error {
 	// Step 1. If it fails, L is unlocked too.
 	var p *lock.Claim
-	var roll *session.Roll
+	var roll *znodes.Roll
 	inc, err := c.s.m.Incarnation(ctx)
 	if err == nil {
 		p, roll, err = c.line.Enter(ctx, inc, lock.Exclusive)
@@ -148,7 +149,7 @@ func (c *Cond) wait(ctx context.Context) error {
 // Signals go to waiters in their order, so all waiters ahead of W have a signal, and are about to
 // leave. When the last waiter ahead of W has left or crashed, W lists the line, and finds every
 // signal without its waiter.
-func (c *Cond) sleep(ctx context.Context, p *lock.Claim, roll *session.Roll) error {
+func (c *Cond) sleep(ctx context.Context, p *lock.Claim, roll *znodes.Roll) error {
 	c.s.m.Waiters.Add(1)
 	defer c.s.m.Waiters.Add(-1)
 	inc := p.Incarnation
@@ -168,7 +169,7 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, roll *session.Roll) err
 		}
 		watches := []*conn.Watch{own}
 		if i > 0 {
-			ahead := session.ChildPath(c.line.Dir, line[i-1].Name)
+			ahead := znodes.ChildPath(c.line.Dir, line[i-1].Name)
 			watches = append(watches, inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: ahead})) // it ignores a signal, which changes the data
 			_, _, err = inc.Children(ctx, ahead)
 		}
@@ -189,17 +190,17 @@ func (c *Cond) sleep(ctx context.Context, p *lock.Claim, roll *session.Roll) err
 // the reply to that transaction is lost, it is sent again, and fails without harm, because both
 // names are unique. If a signal of p stays, `remove` passes it on as soon as p's znode is deleted: at
 // once, or when p's session has ended. Perhaps there is no waiter behind p to do that.
-func (c *Cond) remove(p *lock.Claim, signalled bool) *session.Deletion {
+func (c *Cond) remove(p *lock.Claim, signalled bool) *znodes.Deletion {
 	inc := p.Incarnation
-	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
+	return znodes.Delete(inc, &znodes.Deletion{Paths: []string{p.Path}, By: func() error {
 		err := error(zk.ErrNoNode)
 		if signalled {
-			if _, err = inc.Multi(inc.Ctx, &zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1}, &zk.DeleteRequest{Path: p.Path, Version: -1}); err == nil {
+			if _, err = znodes.Multi(inc.Ctx, inc, &zk.DeleteRequest{Path: c.signalPath(p.Child), Version: -1}, &zk.DeleteRequest{Path: p.Path, Version: -1}); err == nil {
 				return nil
 			}
 		}
 		if session.IsNoNode(err) { // p has no signal, but can still get one until its znode is deleted
-			err = inc.RemoveNow(inc.Ctx, p.Path)
+			err = znodes.RemoveNow(inc.Ctx, inc, p.Path)
 		}
 		if err != nil && !session.IsNoNode(err) && inc.Ctx.Err() == nil {
 			return err
@@ -230,7 +231,7 @@ const signalSuffix = "-signal"
 func signalOf(waiter lock.Child) string { return strings.TrimPrefix(waiter.Name, "_c_") + signalSuffix }
 
 func (c *Cond) signalPath(waiter lock.Child) string {
-	return session.ChildPath(c.line.Dir, signalOf(waiter))
+	return znodes.ChildPath(c.line.Dir, signalOf(waiter))
 }
 
 // The method `settle` passes on the signals whose waiters were deleted. Then it returns the waiters of
@@ -267,7 +268,7 @@ func (c *Cond) settle(ctx context.Context, inc *session.Incarnation, list func(c
 		if lost == "" {
 			return line, waiting, nil
 		}
-		if stays[lost], err = c.pass(ctx, inc, waiting, session.ChildPath(c.line.Dir, lost)); err != nil {
+		if stays[lost], err = c.pass(ctx, inc, waiting, znodes.ChildPath(c.line.Dir, lost)); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -292,7 +293,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, waiting []loc
 	}
 	ops := []any{&zk.DeleteRequest{Path: path, Version: -1}}
 	if len(waiting) > 0 {
-		first, err := inc.Exists(ctx, session.ChildPath(c.line.Dir, waiting[0].Name))
+		first, err := inc.Exists(ctx, znodes.ChildPath(c.line.Dir, waiting[0].Name))
 		if err != nil || first == nil { // the waiter has just left, so `settle` lists the line again
 			return false, err
 		}
@@ -300,10 +301,10 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, waiting []loc
 			ops = append(ops, c.mark(waiting[0], strconv.FormatInt(given, 10))...)
 		}
 	}
-	_, err = inc.Multi(ctx, ops...)
+	_, err = znodes.Multi(ctx, inc, ops...)
 	if errors.Is(err, zk.ErrNotEmpty) {
 		ops[0] = &zk.SetDataRequest{Path: path, Data: []byte("0"), Version: stat.Version}
-		_, err = inc.Multi(ctx, ops...)
+		_, err = znodes.Multi(ctx, inc, ops...)
 		return err == nil, unlessChanged(err)
 	}
 	return false, unlessChanged(err)
@@ -317,7 +318,7 @@ func (c *Cond) pass(ctx context.Context, inc *session.Incarnation, waiting []loc
 // which the caller holds, and can still get a signal.
 func (c *Cond) mark(w lock.Child, data string) []any {
 	return []any{
-		&zk.SetDataRequest{Path: session.ChildPath(c.line.Dir, w.Name), Version: -1},
+		&zk.SetDataRequest{Path: znodes.ChildPath(c.line.Dir, w.Name), Version: -1},
 		&zk.CreateRequest{Path: c.signalPath(w), Data: []byte(data), Acl: c.s.m.Config.ACL},
 	}
 }
@@ -352,9 +353,9 @@ func (c *Cond) signal(ctx context.Context, all bool) error {
 	for err == nil && len(todo) > 0 {
 		var ops []any
 		n := 0
-		for size := 0; n == 0 || all && n < len(todo) && size < session.MaxPacket/2; n++ {
+		for size := 0; n == 0 || all && n < len(todo) && size < znodes.MaxPacket/2; n++ {
 			ops = append(ops, c.mark(todo[n], "")...)
-			size += 2 * c.s.m.SizeOf(c.signalPath(todo[n]), nil)
+			size += 2 * znodes.SizeOf(c.s.m, c.signalPath(todo[n]), nil)
 		}
 		_, err = txn.Across(ctx, c.s.m, c.line.Dir, ops)
 		if err == nil && all {

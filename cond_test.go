@@ -21,6 +21,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -258,9 +259,9 @@ func TestAWaiterWhoseZnodeOrTreeIsDeletedWakesUp(t *testing.T) {
 		_, woken := sleepers(t, srv, 2)
 		s := open(t, srv)
 		for _, name := range childrenOf(t, s, "/c") {
-			must(t, live(t, s).RemoveNow(t.Context(), "/c/"+name))
+			must(t, znodes.RemoveNow(t.Context(), live(t, s), "/c/"+name))
 		}
-		must(t, live(t, s).RemoveNow(t.Context(), "/c"))
+		must(t, znodes.RemoveNow(t.Context(), live(t, s), "/c"))
 		must(t, <-woken[0])
 		must(t, <-woken[1])
 		wantEmpty(t, s)
@@ -672,7 +673,7 @@ func ignoreLost(err error) error {
 func TestASignalIsNotTakenForTheWaiterWhoseCreateHadNoReply(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
-		must(t, live(t, o).MakeDir(t.Context(), session.Dir{Path: "/c"}))
+		must(t, znodes.MakeDir(t.Context(), live(t, o), znodes.Dir{Path: "/c"}))
 		id := s.ID()
 		lost := first(zktest.DropReply, func(r zktest.Request) bool {
 			return r.Session == id && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/c/")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // The function `describe` reads the znodes of contenders below dir, except those that have left since
@@ -15,9 +16,9 @@ import (
 func describe(ctx context.Context, inc *session.Incarnation, dir string, names []string, judge func(i int) (Mode, bool)) ([]Contender, error) {
 	paths := make([]string, len(names))
 	for i, name := range names {
-		paths[i] = session.ChildPath(dir, name)
+		paths[i] = znodes.ChildPath(dir, name)
 	}
-	nodes, err := inc.GetVisible(ctx, paths)
+	nodes, err := znodes.GetVisible(ctx, inc, paths)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // WithID sets the id of a candidate, such as an address: the data of its znode, and the Owner of
@@ -118,7 +119,7 @@ func (e *Election) fulfil(g *lock.Grant) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, name := range e.wishes {
-		dropWish(g.Claim.Incarnation, session.ChildPath(e.local.Line.Dir, name), "")
+		dropWish(g.Claim.Incarnation, znodes.ChildPath(e.local.Line.Dir, name), "")
 	}
 	e.wishes = nil
 }
@@ -260,7 +261,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Contender {
 			for {
 				first, err := line.First(ctx, inc, list)
 				list = inc.Names
-				path := session.ChildPath(line.Dir, first)
+				path := znodes.ChildPath(line.Dir, first)
 				switch {
 				case err != nil:
 					return err

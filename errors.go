@@ -14,6 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/tally"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // The errors of this package, for [errors.Is]. docs/errors.md explains each.
@@ -22,7 +23,7 @@ var (
 	ErrClosed          = session.ErrClosed               // the Session was closed
 	ErrNotLocked       = lock.ErrNotLocked               // this value has no hold that the call could release or use
 	ErrDeadlock        = lock.ErrDeadlock                // the call would wait for its own caller, or for a lost hold that this process has not released
-	ErrMixed           = session.ErrMixed                // the path has another use, or the servers could remove data stored there
+	ErrMixed           = znodes.ErrMixed                 // the path has another use, or the servers could remove data stored there
 	ErrFull            = queue.ErrFull                   // TrySend found no room
 	ErrNegativeCounter = tally.ErrNegativeCounter        // more tasks of a WaitGroup were ended than added
 	ErrPanicked        = errors.New("function panicked") // the function of a Once panicked

@@ -13,6 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Flight runs a function once for all callers of a key, in any process:
@@ -72,16 +73,18 @@ func (f *Flight[T]) Do(ctx context.Context, key string, fn func(ctx context.Cont
 	if fn == nil {
 		return v, false, session.Invalid("the function is nil")
 	}
-	rw := f.lockOf(session.NameOfKey(key))
+	rw := f.lockOf(znodes.NameOfKey(key))
 	if err := rw.entering(ctx, rw.local.Line.Bases); err != nil {
 		return v, false, err
 	}
 	// Check the ACL of the path: a client that may change it could replace our lock by its own.
-	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: f.s.m.Full(f.path)}) }); err != nil {
+	if err := f.s.m.During(ctx, func(inc *session.Incarnation) error {
+		return znodes.Vet(ctx, inc, znodes.Dir{Path: f.s.m.Full(f.path)})
+	}); err != nil {
 		return v, false, err
 	}
 	var came *zk.Stat // Stat of the first znode that this call created, perhaps in an earlier session
-	for ; ; rw = f.lockOf(session.NameOfKey(key)) {
+	for ; ; rw = f.lockOf(znodes.NameOfKey(key)) {
 		ran := false
 		var own error // of fn
 		// The readers wait for the caller that runs its function. Then they all read at the same time.
@@ -126,7 +129,7 @@ func plainError(err error) error {
 // lockOf returns the lock of the key with this name. Each call has its own place in the line, and the znode of
 // the place shows when the call began.
 func (f *Flight[T]) lockOf(name string) *RWMutex {
-	rw := NewRWMutex(f.s, session.ChildPath(f.path, name), WithHandoffs(0))
+	rw := NewRWMutex(f.s, znodes.ChildPath(f.path, name), WithHandoffs(0))
 	rw.local.Line.Part = true
 	return rw
 }
@@ -169,7 +172,7 @@ func (f *Flight[T]) fresh(came, stored *zk.Stat) bool {
 // The method `read` reads the znode of g, and the result next to it.
 func (f *Flight[T]) read(ctx context.Context, g *lock.Grant) (own *zk.Stat, result session.Node, err error) {
 	c := g.Claim
-	nodes, err := c.Incarnation.GetAll(ctx, []string{c.Znode(), session.ChildPath(c.Line.Dir, flightResult)})
+	nodes, err := znodes.GetAll(ctx, c.Incarnation, []string{c.Znode(), znodes.ChildPath(c.Line.Dir, flightResult)})
 	if err == nil && nodes[0].Stat == nil {
 		err = zk.ErrNoNode
 	}
@@ -185,7 +188,7 @@ func (f *Flight[T]) store(ctx context.Context, rw *RWMutex, v T) error {
 	if err != nil {
 		return fmt.Errorf("cannot encode a %T: %w", v, err)
 	}
-	path := session.ChildPath(rw.path, flightResult)
+	path := znodes.ChildPath(rw.path, flightResult)
 	_, err = rw.Txn(ctx, &zk.CreateRequest{Path: path, Data: data, Acl: f.s.m.Config.ACL})
 	if session.IsNodeExists(err) { // an expired result
 		_, err = rw.Txn(ctx, &zk.SetDataRequest{Path: path, Data: data, Version: -1})
@@ -222,14 +225,14 @@ func (f *Flight[T]) lookAfter(dir string, wait time.Duration) {
 func (f *Flight[T]) remove(dir string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	rw := f.lockOf(session.BaseName(dir))
+	rw := f.lockOf(znodes.BaseName(dir))
 	g, err := rw.try(ctx, lock.Exclusive)
 	if g != nil {
 		defer rw.Unlock()
 		var own *zk.Stat
 		var result session.Node
 		if own, result, err = f.read(ctx, g); err == nil && result.Stat != nil && !f.fresh(own, result.Stat) {
-			_, err = rw.Txn(ctx, &zk.DeleteRequest{Path: session.ChildPath(dir, flightResult), Version: -1})
+			_, err = rw.Txn(ctx, &zk.DeleteRequest{Path: znodes.ChildPath(dir, flightResult), Version: -1})
 		}
 	}
 	if err != nil {
@@ -259,14 +262,14 @@ func (f *Flight[T]) sweep(rw *RWMutex, came *zk.Stat) {
 			}
 			var paths []string
 			for _, k := range keys {
-				if d := session.ChildPath(dir, k); d != rw.local.Line.Dir {
-					paths = append(paths, session.ChildPath(d, flightResult))
+				if d := znodes.ChildPath(dir, k); d != rw.local.Line.Dir {
+					paths = append(paths, znodes.ChildPath(d, flightResult))
 				}
 			}
-			nodes, err := inc.GetVisible(ctx, paths)
+			nodes, err := znodes.GetVisible(ctx, inc, paths)
 			for i, n := range nodes {
 				if n.Stat != nil && !f.fresh(came, n.Stat) && inc.Ctx.Err() == nil { // if the session has ended, a later sweep removes the rest
-					f.remove(f.s.m.Bare(session.ParentPath(paths[i])))
+					f.remove(f.s.m.Bare(znodes.ParentPath(paths[i])))
 				}
 			}
 			return err

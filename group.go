@@ -12,6 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/codec"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Group is a list of processes, with an info from each member:
@@ -90,15 +91,15 @@ func (g *Group[T]) Join(ctx context.Context, id string, info T) (_ *Membership[T
 	if err := g.check(ctx); err != nil {
 		return nil, err
 	}
-	path := session.ChildPath(g.path, session.NameOfKey(id))
+	path := znodes.ChildPath(g.path, znodes.NameOfKey(id))
 	if g.kazoo {
-		path = session.ChildPath(g.path, lock.KazooName(session.NewGUID(), partyName))
+		path = znodes.ChildPath(g.path, lock.KazooName(znodes.NewGUID(), partyName))
 	}
 	switch {
 	case id == "":
 		return nil, session.Invalid("the id is empty")
-	case len(path) > session.MaxPath:
-		return nil, session.Invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), session.MaxPath)
+	case len(path) > znodes.MaxPath:
+		return nil, session.Invalid("id of %d bytes: its path has %d; the limit is %d", len(id), len(path), znodes.MaxPath)
 	}
 	m := &Membership[T]{g: g, id: id, path: g.s.m.Full(path), ended: make(chan struct{}), writing: make(chan struct{}, 1), joined: make(chan struct{})}
 	if m.data, err = m.encode(info); err != nil {
@@ -132,7 +133,7 @@ func (m *Membership[T]) encode(info T) ([]byte, error) {
 		}
 		what = "info"
 	}
-	if m.g.s.m.SizeOf(m.path, data)+256 > session.MaxPacket {
+	if znodes.SizeOf(m.g.s.m, m.path, data)+256 > znodes.MaxPacket {
 		return nil, fmt.Errorf("%s of %d bytes: %w", what, len(data), ErrTooLarge)
 	}
 	return data, nil
@@ -145,7 +146,7 @@ func (m *Membership[T]) run() {
 	// Memberships of one Session take turns at an id: the servers cannot tell them apart.
 	first := make(chan struct{}, 1)
 	turn := m.g.s.ids.Of(m.path, &first)
-	var gone *session.Deletion
+	var gone *znodes.Deletion
 	select {
 	case *turn <- struct{}{}:
 		defer func() { <-*turn }()
@@ -173,20 +174,20 @@ func (m *Membership[T]) run() {
 // the znode, it waits for the deletion of another session's: of another member, or of our previous
 // session, which may end on the servers a little later than in this process. The error is nil if the znode
 // was deleted. Otherwise, `gone` is the deletion of the znode, if that may exist.
-func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, err error) {
+func (m *Membership[T]) stay(inc *session.Incarnation) (gone *znodes.Deletion, err error) {
 	m.writing <- struct{}{}
 	data := m.data
 	<-m.writing
-	dir := session.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // kazoo's objects create the path once, and rely on it
-	made := session.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
-	if err := inc.CreateEphemeral(m.leaving, &made); session.IsNodeExists(err) {
+	dir := znodes.Dir{Path: m.g.dir(), Kept: m.g.kazoo} // kazoo's objects create the path once, and rely on it
+	made := znodes.Creation{Dir: dir, Paths: []string{m.path}, Data: data, Shared: true}
+	if err := znodes.CreateEphemeral(m.leaving, inc, &made); session.IsNodeExists(err) {
 		return nil, inc.AwaitGone(m.leaving, m.path)
 	} else if err != nil {
 		return made.Undo, err
 	}
 	m.writing <- struct{}{}
 	if !slices.Equal(m.data, data) { // Set was called during the create, and left the write to us
-		err = inc.SetOwn(m.leaving, m.path, m.data)
+		err = znodes.SetOwn(m.leaving, inc, m.path, m.data)
 	}
 	if err == nil {
 		m.inc = inc
@@ -197,7 +198,7 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, 
 			close(m.joined)
 		}
 		m.observe(session.EventJoined, nil)
-		err = inc.AwaitOwnGone(m.leaving, m.path)
+		err = znodes.AwaitOwnGone(m.leaving, inc, m.path)
 		m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
 		m.inc = nil
 		<-m.writing
@@ -214,7 +215,7 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *session.Deletion, 
 	case session.IsNoNode(err): // in SetOwn
 		err = nil
 	case err != nil && !errors.Is(err, session.ErrEnded):
-		gone = inc.Delete(&session.Deletion{Paths: []string{m.path}, By: func() error { return inc.RemoveOwn(m.path, "") }})
+		gone = znodes.Delete(inc, &znodes.Deletion{Paths: []string{m.path}, By: func() error { return znodes.RemoveOwn(inc, m.path, "") }})
 	}
 	return gone, err
 }
@@ -244,7 +245,7 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 		was, m.data = m.data, data
 		err = session.ErrEnded
 		if m.inc != nil {
-			err = m.inc.SetOwn(writing, m.path, data) // NoNode if the znode now belongs to another session
+			err = znodes.SetOwn(writing, m.inc, m.path, data) // NoNode if the znode now belongs to another session
 		}
 	}
 	switch {
@@ -277,7 +278,7 @@ func (g *Group[T]) Members(ctx context.Context) (members []Member[T], err error)
 	err = g.during(ctx, func(inc *session.Incarnation) error {
 		names, err := inc.NamesFresh(ctx, g.dir())
 		if err == nil {
-			found, err = inc.GetChildren(ctx, g.dir(), names)
+			found, err = znodes.GetChildren(ctx, inc, g.dir(), names)
 		}
 		return err
 	})
@@ -301,7 +302,7 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 		} else if member.Info, err = codec.Decode[T](g.codec, n.Data); err != nil {
 			bad = append(bad, fmt.Errorf("member %q: %w", name, err))
 			continue
-		} else if id, ok := session.KeyOfName(name); ok { // else another program has chosen the name
+		} else if id, ok := znodes.KeyOfName(name); ok { // else another program has chosen the name
 			member.ID = id
 		}
 		members = append(members, member)
@@ -317,7 +318,7 @@ func (g *Group[T]) members(nodes map[string]session.Node) (members []Member[T], 
 // than the servers answer.
 func (g *Group[T]) Watch(ctx context.Context) <-chan []Member[T] {
 	return watching(ctx, &g.made, func(ctx context.Context, out chan<- []Member[T]) error {
-		return g.s.m.FollowDir(ctx, g.dir(), false, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+		return znodes.FollowDir(ctx, g.s.m, g.dir(), false, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 			members, bad := g.members(nodes)
 			for _, err := range bad {
 				g.s.m.Log.Error("zsync: cannot watch a member", "path", g.path, "err", err)

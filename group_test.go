@@ -13,6 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -120,7 +121,7 @@ func TestAMemberJoinsAgainAfterAnExpiryAndADeletion(t *testing.T) {
 		}
 		inc, err := inside.Manager(other).Incarnation(ctx)
 		must(t, err)
-		must(t, inc.RemoveNow(ctx, inside.Manager(other).Full("/g/id")))
+		must(t, znodes.RemoveNow(ctx, inc, inside.Manager(other).Full("/g/id")))
 		must(t, m.Set(ctx, "2"))
 		before = next("id=2", 0)
 		srv.Partition(before)
@@ -433,7 +434,7 @@ func TestSetAndLeaveSpareWhoHasJoinedWithTheIDDuringAnOutage(t *testing.T) {
 func takeID(t *testing.T, other *zsync.Session) (next *zsync.Membership[string], spared func()) {
 	t.Helper()
 	inc := live(t, other)
-	if err := inc.RemoveNow(t.Context(), "/g/id"); !session.IsNoNode(err) {
+	if err := znodes.RemoveNow(t.Context(), inc, "/g/id"); !session.IsNoNode(err) {
 		must(t, err)
 	}
 	next, err := zsync.NewGroup[string](other, "/g").Join(t.Context(), "id", "another's")

@@ -10,6 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file has `setup`, which has all options, the options of locks, elections and groups, and the
@@ -212,7 +213,7 @@ func (l Layout) naming() func(guid, base string) string {
 	if l == LayoutKazoo {
 		return lock.KazooName
 	}
-	return session.ProtectedName
+	return znodes.ProtectedName
 }
 
 // A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.

@@ -14,6 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Map is a map from strings to values that processes share, like [sync.Map]:
@@ -74,14 +75,14 @@ func (m *Map[V]) fail(op, key string, err error) error {
 
 // The method `entry` returns the Value in which key is stored.
 func (m *Map[V]) entry(key string) *Value[V] {
-	path := session.ChildPath(m.path, session.NameOfKey(key))
+	path := znodes.ChildPath(m.path, znodes.NameOfKey(key))
 	e := &Value[V]{made: made{s: m.s, path: path, err: m.misuse()}, codec: m.codec}
 	switch {
 	case e.err != nil:
-	case len(path) > session.MaxPath:
-		e.err = session.Invalid("its path has %d bytes; the limit is %d", len(path), session.MaxPath)
+	case len(path) > znodes.MaxPath:
+		e.err = session.Invalid("its path has %d bytes; the limit is %d", len(path), znodes.MaxPath)
 	default:
-		e.at, e.receipts = session.Stored{Path: m.s.m.Full(path), Dir: m.dir(), Leaf: true}, m.receipts()
+		e.at, e.receipts = znodes.Stored{Path: m.s.m.Full(path), Dir: m.dir(), Leaf: true}, m.receipts()
 	}
 	return e
 }
@@ -166,7 +167,7 @@ func (m *Map[V]) take(ctx context.Context, key string, fits func(Version) bool) 
 		}
 		version := now.Stat.Version
 		if version == -1 { // in a request, -1 would mean any version; a write first sets the counter to 0
-			ops, version = session.SwapOps(e.at.Path, nil, -1), 0
+			ops, version = znodes.SwapOps(e.at.Path, nil, -1), 0
 		}
 		return append(ops, &zk.DeleteRequest{Path: e.at.Path, Version: version}), nil
 	})
@@ -176,7 +177,7 @@ func (m *Map[V]) take(ctx context.Context, key string, fits func(Version) bool) 
 func (m *Map[V]) Delete(ctx context.Context, key string) error {
 	err := m.entry(key).check(ctx)
 	if err == nil {
-		err = m.deleteAll(ctx, []string{session.NameOfKey(key)})
+		err = m.deleteAll(ctx, []string{znodes.NameOfKey(key)})
 	}
 	return m.fail("delete", key, err)
 }
@@ -187,15 +188,15 @@ func (m *Map[V]) Delete(ctx context.Context, key string) error {
 func (m *Map[V]) deleteAll(ctx context.Context, names []string) error {
 	ops := make([]any, 0, len(names)+1)
 	for _, name := range names {
-		ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(m.dir(), name), Version: -1})
+		ops = append(ops, &zk.DeleteRequest{Path: znodes.ChildPath(m.dir(), name), Version: -1})
 	}
 	ops = append(ops, &zk.SetDataRequest{Path: m.dir(), Data: []byte(marks.Map), Version: -1})
-	err := txn.Store(ctx, m.s.m, m.receipts(), session.Stored{Path: m.dir(), Map: true}, ops)
+	err := txn.Store(ctx, m.s.m, m.receipts(), znodes.Stored{Path: m.dir(), Map: true}, ops)
 	if !session.IsNoNode(err) && !session.IsAnswer(err, zk.ErrNotEmpty) {
 		return err
 	}
 	if len(names) == 1 { // a server that lags may not have the map's znode yet
-		key, _ := session.KeyOfName(names[0])
+		key, _ := znodes.KeyOfName(names[0])
 		_, err := m.take(ctx, key, nil)
 		return err
 	}
@@ -220,7 +221,7 @@ func (m *Map[V]) Clear(ctx context.Context) error {
 	if err != nil {
 		return opError("clear", m.path, err)
 	}
-	most := max(1, min(500, session.MaxPacket/2/(session.MaxPath+len(m.dir())+64))) // as many as one transaction can always delete
+	most := max(1, min(500, znodes.MaxPacket/2/(znodes.MaxPath+len(m.dir())+64))) // as many as one transaction can always delete
 	for batch := range slices.Chunk(names, most) {
 		if err := m.deleteAll(ctx, batch); err != nil {
 			return opError("clear", m.path, err)
@@ -240,7 +241,7 @@ func (m *Map[V]) names(ctx context.Context) (names []string, err error) {
 // The function `ofKeys` deletes the names that are not the encoding of a key: they come from another
 // program.
 func ofKeys(names []string) []string {
-	return slices.DeleteFunc(names, func(name string) bool { _, ok := session.KeyOfName(name); return !ok })
+	return slices.DeleteFunc(names, func(name string) bool { _, ok := znodes.KeyOfName(name); return !ok })
 }
 
 // Range calls f for each key and value, in the order of the keys, until f returns false. It sees
@@ -303,7 +304,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 				return nil
 			}
 			if err == nil {
-				nodes, err = inc.GetChildren(ctx, m.dir(), ofKeys(names))
+				nodes, err = znodes.GetChildren(ctx, inc, m.dir(), ofKeys(names))
 			}
 			if err != nil {
 				return err
@@ -316,7 +317,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 	})
 	if err == nil && !settled {
 		errTold := errors.New("told")
-		err = m.s.m.FollowDir(ctx, m.dir(), false, func(found map[string]session.Node, _, _ <-chan struct{}) (bool, error) {
+		err = znodes.FollowDir(ctx, m.s.m, m.dir(), false, func(found map[string]session.Node, _, _ <-chan struct{}) (bool, error) {
 			nodes = found
 			return true, errTold
 		})
@@ -331,7 +332,7 @@ func (m *Map[V]) snapshot(ctx context.Context) (nodes map[string]session.Node, e
 func keyed(nodes map[string]session.Node) map[string]session.Node {
 	out := make(map[string]session.Node, len(nodes))
 	for name, n := range nodes {
-		if key, ok := session.KeyOfName(name); ok && !session.NeverStored(n.Data, n.Stat) {
+		if key, ok := znodes.KeyOfName(name); ok && !znodes.NeverStored(n.Data, n.Stat) {
 			out[key] = n
 		}
 	}
@@ -343,7 +344,7 @@ func keyed(nodes map[string]session.Node) map[string]session.Node {
 // or not.
 func (m *Map[V]) Watch(ctx context.Context) <-chan map[string]V {
 	return watching(ctx, &m.made, func(ctx context.Context, out chan<- map[string]V) error {
-		return m.s.m.FollowDir(ctx, m.dir(), true, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
+		return znodes.FollowDir(ctx, m.s.m, m.dir(), true, func(nodes map[string]session.Node, changed, lost <-chan struct{}) (bool, error) {
 			all := make(map[string]V, len(nodes))
 			for key, n := range keyed(nodes) {
 				v, err := decoded[V](m.codec, n.Data)

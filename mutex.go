@@ -6,6 +6,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Mutex is a mutual exclusion lock that processes share by its path:
@@ -92,7 +93,7 @@ func (m *Mutex) Revoke(ctx context.Context) (err error) {
 			return err
 		}
 		// Names of znodes are unique, so a repeated write can only reach the same holder.
-		_, err = inc.Set(ctx, session.ChildPath(dir, holder), []byte(lock.RevokeMessage), -1)
+		_, err = inc.Set(ctx, znodes.ChildPath(dir, holder), []byte(lock.RevokeMessage), -1)
 		if session.IsNoNode(err) {
 			return nil // the holder has released m already
 		}

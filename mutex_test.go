@@ -18,6 +18,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -356,7 +357,7 @@ func TestNoTxnIsAppliedWhenAnotherGoroutineHasTheLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, other := open(t, srv), live(t, open(t, srv))
-				_, err := other.Create(t.Context(), "/log", nil)
+				_, err := znodes.Create(t.Context(), other, "/log", nil)
 				must(t, err)
 				srv.Intercept(first(zktest.Delay(3*time.Second), func(r zktest.Request) bool {
 					return slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Path == "/log" })
@@ -742,7 +743,7 @@ func TestContendersWhoseZnodesMayNotBeReadAreListedWithoutTheirOwners(t *testing
 		}
 		time.Sleep(time.Second)
 		_, err := secret.Txn(t.Context(), &zk.CreateRequest{
-			Path: "/m/" + session.ProtectedName(session.NewGUID(), "lock-"), Data: []byte("in secret"), Acl: zk.AuthACL(zk.PermAll), Flags: zk.FlagEphemeral | zk.FlagSequence,
+			Path: "/m/" + znodes.ProtectedName(znodes.NewGUID(), "lock-"), Data: []byte("in secret"), Acl: zk.AuthACL(zk.PermAll), Flags: zk.FlagEphemeral | zk.FlagSequence,
 		})
 		must(t, err)
 		cs, err := m.Contenders(t.Context())
@@ -777,10 +778,10 @@ func TestLockSurvivesThatTheTreeIsDeletedWithinItsRoundTrip(t *testing.T) {
 				}
 				times--
 				for _, name := range names {
-					must(t, live(t, b).RemoveNow(t.Context(), "/dir/m/"+name))
+					must(t, znodes.RemoveNow(t.Context(), live(t, b), "/dir/m/"+name))
 				}
-				must(t, live(t, b).RemoveNow(t.Context(), "/dir/m"))
-				must(t, live(t, b).RemoveNow(t.Context(), "/dir"))
+				must(t, znodes.RemoveNow(t.Context(), live(t, b), "/dir/m"))
+				must(t, znodes.RemoveNow(t.Context(), live(t, b), "/dir"))
 				return zktest.Pass
 			})
 			m, n := zsync.NewMutex(a, "/dir/m"), zsync.NewMutex(b, "/dir/m")

@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Once runs a function once among all processes that name the same path:
@@ -74,9 +75,9 @@ type Once struct {
 func NewOnce(s *Session, path string) *Once {
 	o := &Once{made: made{s: s, path: path}, busy: make(chan struct{}, 1)}
 	if o.err = checkNew(s, path, nil); o.err == nil {
-		o.line = lock.New(s.m, path, session.ProtectedName, "lock-")
+		o.line = lock.New(s.m, path, znodes.ProtectedName, "lock-")
 		o.line.Kind = trace.Once
-		o.mark = session.ChildPath(o.line.Dir, "done")
+		o.mark = znodes.ChildPath(o.line.Dir, "done")
 		o.seen = s.marks.Of(o.mark, new(atomic.Pointer[sight]))
 	}
 	return o
@@ -140,7 +141,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 					o.panicked.Store(true)
 				}
 			}()
-			data, err = f(ctx, session.BaseName(h.Claim.Path))
+			data, err = f(ctx, znodes.BaseName(h.Claim.Path))
 			returned = true
 			return err
 		}, func(h *lock.Grant) error { return o.write(h, data) })
@@ -209,7 +210,7 @@ func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight
 				if !fresh {
 					seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: path})
 				}
-				seen.data, stat, err = inc.GetMade(ctx, path, get)
+				seen.data, stat, err = znodes.GetMade(ctx, inc, path, get)
 			} else {
 				seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
 				stat, err = inc.Exists(ctx, path)
@@ -279,7 +280,7 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 	var behind lock.Ahead
 	place := lock.Place{Line: line, Behind: &behind, Waits: sync.OnceFunc(func() {
 		m.s.m.Spawn(func() {
-			err := g.inc.AwaitFired(wait, g.w)
+			err := session.AwaitIn(wait, g.inc, g.w.Fired)
 			if errors.Is(err, session.ErrEnded) {
 				_, err = m.s.m.Incarnation(wait) // look again in the next session
 			}
@@ -360,7 +361,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: o.mark})
 	made, open := false, false
 	err := h.ReleaseBy(func(own string) (err error) {
-		made, open, err = inc.MakeAndLeave(o.mark, data, own)
+		made, open, err = znodes.MakeAndLeave(inc, o.mark, data, own)
 		return err
 	})
 	if made {
@@ -529,9 +530,9 @@ func onceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 				return nil, err
 			}
 			if data, err = encode(c.codec, own); err == nil {
-				err = session.Stored{Path: o.mark, Leaf: true}.Check(data)
+				err = znodes.Stored{Path: o.mark, Leaf: true}.Check(data)
 			}
-			if err == nil && o.s.m.SizeOf(o.mark, data) > session.MaxPacket {
+			if err == nil && znodes.SizeOf(o.s.m, o.mark, data) > znodes.MaxPacket {
 				err = fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 			}
 			if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -476,7 +477,7 @@ func TestAFunctionWhosePlaceInTheLineIsDeletedMarksNothing(t *testing.T) {
 		s, look := open(t, srv), open(t, srv)
 		err := zsync.NewOnce(s, "/o").Do(t.Context(), func(context.Context) error {
 			for _, name := range childrenOf(t, look, "/o") {
-				must(t, live(t, look).RemoveNow(t.Context(), "/o/"+name))
+				must(t, znodes.RemoveNow(t.Context(), live(t, look), "/o/"+name))
 			}
 			return nil
 		})

@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // An Option configures the Session of [Connect].
@@ -225,7 +226,7 @@ func checkNew(s *Session, path string, err error) error {
 	if err != nil {
 		return err
 	}
-	return session.CheckPath(path)
+	return znodes.CheckPath(path)
 }
 
 // The function `watching` returns the channel of a method Watch or Observe of m. The function f

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/spread"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Partition spreads shards over processes, each shard to one at a time.
@@ -92,19 +93,19 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 			return session.Invalid("shard %q is given twice", shard)
 		case !utf8.ValidString(shard):
 			return session.Invalid("shard %q is not valid UTF-8, which the plan is", shard)
-		case len(path) > session.MaxPath:
-			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), session.MaxPath)
+		case len(path) > znodes.MaxPath:
+			return session.Invalid("shard %q: its path has %d bytes; the limit is %d", shard, len(path), znodes.MaxPath)
 		}
 	}
-	unique := session.NewGUID()
+	unique := znodes.NewGUID()
 	id := strings.ToValidUTF8(p.s.m.Config.Owner, "\uFFFD") + " " + unique
 	if p.id != nil {
 		id = *p.id
-	} else if len(session.ChildPath(p.path, "members/"))+len(session.NameOfKey(id)) > session.MaxPath {
+	} else if len(znodes.ChildPath(p.path, "members/"))+len(znodes.NameOfKey(id)) > znodes.MaxPath {
 		id = unique // the owner text is too long
 	}
-	group := NewGroup[[]string](p.s, session.ChildPath(p.path, "members"))
-	plan := NewValue[map[string]string](p.s, session.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})) // by shard: the id of its owner
+	group := NewGroup[[]string](p.s, znodes.ChildPath(p.path, "members"))
+	plan := NewValue[map[string]string](p.s, znodes.ChildPath(p.path, "plan"), WithCodec(spread.PlanCodec{})) // by shard: the id of its owner
 	// If the shards of this member exceeded the size of a plan, no process could store a plan, and
 	// every Run would fail.
 	if _, err := plan.encode(ctx, spread.Balance(nil, map[string][]string{id: shards})); err != nil {
@@ -112,7 +113,9 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	}
 	// The group and the plan check the ACLs of their own znodes. Check the ACL of path too,
 	// because a client that may delete children of path could delete those znodes.
-	err = p.s.m.During(ctx, func(inc *session.Incarnation) error { return inc.Vet(ctx, session.Dir{Path: p.s.m.Full(p.path)}) })
+	err = p.s.m.During(ctx, func(inc *session.Incarnation) error {
+		return znodes.Vet(ctx, inc, znodes.Dir{Path: p.s.m.Full(p.path)})
+	})
 	if err != nil {
 		return err
 	}
@@ -187,7 +190,7 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 }
 
 func (p *Partition) shardPath(shard string) string {
-	return session.ChildPath(session.ChildPath(p.path, "shards"), session.NameOfKey(shard))
+	return znodes.ChildPath(znodes.ChildPath(p.path, "shards"), znodes.NameOfKey(shard))
 }
 
 func wanted(members []Member[[]string]) map[string][]string {

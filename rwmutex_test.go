@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -453,7 +454,7 @@ func TestDowngradeOfALostHoldIsErrLost(t *testing.T) {
 		wantErr(t, rw.Unlock(), zsync.ErrLost)
 		must(t, rw.Lock(t.Context()))
 		for _, n := range childrenOf(t, s, "/rw") {
-			must(t, live(t, s).RemoveNow(t.Context(), "/rw/"+n))
+			must(t, znodes.RemoveNow(t.Context(), live(t, s), "/rw/"+n))
 		}
 		wantErr(t, rw.Downgrade(t.Context()), zsync.ErrLost)
 		wantErr(t, rw.Unlock(), zsync.ErrLost)

@@ -18,6 +18,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/timetable"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Schedule runs a function once, in one process, at each instant:
@@ -153,13 +154,13 @@ func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {
 	}
 	session.ApplyEach("schedule", opts, &c.err, func(o ScheduleOption) { o(c) })
 	if c.err = checkNew(s, path, c.err); c.err == nil {
-		c.line = lock.New(s.m, path, session.ProtectedName, "lock-")
+		c.line = lock.New(s.m, path, znodes.ProtectedName, "lock-")
 		c.line.Kind, c.line.Strict, c.line.Settled = trace.Mutex, true, true
 	}
 	return c
 }
 
-func (c *Schedule) last() string { return session.ChildPath(c.path, "last") }
+func (c *Schedule) last() string { return znodes.ChildPath(c.path, "last") }
 
 // A scheduleRecord is the content of path/last. Its exported fields are the fourth line.
 type scheduleRecord struct {
@@ -295,7 +296,7 @@ const maxFailureText = 4 << 10
 // The method `record` writes r to path/last, unless h is lost.
 func (c *Schedule) record(ctx context.Context, h *lock.Grant, r scheduleRecord) error {
 	owner := strings.ReplaceAll(c.s.m.Config.Owner, "\n", " ") // the owner is one line
-	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + owner + "\n" + session.NewGUID())
+	data := []byte(r.done.UTC().Format(time.RFC3339Nano) + "\n" + owner + "\n" + znodes.NewGUID())
 	if r.Attempts != 0 {
 		failure, err := json.Marshal(r)
 		if err != nil {
@@ -305,7 +306,7 @@ func (c *Schedule) record(ctx context.Context, h *lock.Grant, r scheduleRecord) 
 	}
 	write := func(op any) error {
 		rs, err := h.Txn(ctx, []any{op})
-		return session.Refused([]any{op}, rs, err)
+		return znodes.Refused([]any{op}, rs, err)
 	}
 	err := write(&zk.SetDataRequest{Path: c.last(), Data: data, Version: -1})
 	if session.IsNoNode(err) {
@@ -342,7 +343,7 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (g sight, r scheduleRec
 	// Check the ACL of the path before the lock does, because a forged record can prevent a run. Last
 	// and LastFailure run no function, so they return the record in spite of a wide ACL. But the
 	// Schedule does not remember that record.
-	vet := c.during(ctx, func(inc *session.Incarnation) error { return inc.VetHere(ctx, c.s.m.Full(c.path)) })
+	vet := c.during(ctx, func(inc *session.Incarnation) error { return znodes.VetHere(ctx, inc, c.s.m.Full(c.path)) })
 	if vet != nil && !(fresh && errors.Is(vet, ErrUnprotected)) {
 		return g, r, vet
 	}

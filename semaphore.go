@@ -19,6 +19,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Semaphore is a weighted semaphore that processes share by its path: golang.org/x/sync/semaphore
@@ -60,11 +61,11 @@ type Semaphore struct {
 	named  int64        // the limit that NewSemaphore was given
 	limit  atomic.Int64 // the limit that was last read
 	layout Layout
-	root   string      // the full path on the server
-	leases string      // the full path of the parent of the permits' znodes
-	at     session.Dir // the znode at root, which has the limit
-	dir    session.Dir // the parent of the permits' znodes
-	mark   string      // the full path of the mark that Resize creates
+	root   string     // the full path on the server
+	leases string     // the full path of the parent of the permits' znodes
+	at     znodes.Dir // the znode at root, which has the limit
+	dir    znodes.Dir // the parent of the permits' znodes
+	mark   string     // the full path of the mark that Resize creates
 	gate   *Mutex
 	limits *lock.Limits
 	known  atomic.Pointer[quota] // the last read of the limit; nil before the first
@@ -106,13 +107,13 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 		return m
 	}
 	m.root = s.m.Full(path)
-	gate := session.ChildPath(path, "locks")
-	m.leases, m.mark = session.ChildPath(m.root, "leases"), session.ChildPath(m.root, "resized")
-	m.at, m.dir = session.Dir{Path: m.root}, session.Dir{Path: m.leases, Part: true}
+	gate := znodes.ChildPath(path, "locks")
+	m.leases, m.mark = znodes.ChildPath(m.root, "leases"), znodes.ChildPath(m.root, "resized")
+	m.at, m.dir = znodes.Dir{Path: m.root}, znodes.Dir{Path: m.leases, Part: true}
 	if c.layout == LayoutKazoo { // kazoo expects that its path stays
 		gate, m.leases = path+"-__lock__", m.root
 		m.mark = m.root + "-__resized__" // no child of the path: kazoo would count it as a permit
-		m.at = session.Dir{Path: m.root, Data: []byte{}, Kept: true}
+		m.at = znodes.Dir{Path: m.root, Data: []byte{}, Kept: true}
 		m.dir = m.at
 	}
 	m.limits, c.limits = c.limits, nil // the limits apply to the permits, and not to the gate
@@ -183,11 +184,11 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 
 // The method `fits` refuses n permits that exceed the limit, or that one transaction cannot create.
 func (m *Semaphore) fits(n, limit int64) error {
-	one := m.s.m.SizeOf(m.leases, m.s.m.Owner) + 64 // the size of one permit's create request
+	one := znodes.SizeOf(m.s.m, m.leases, m.s.m.Owner) + 64 // the size of one permit's create request
 	switch {
 	case n > limit:
 		return session.Invalid("%d permits exceed the limit of %d", n, limit)
-	case !m.heavy(limit) && n > int64((session.MaxPacket-1024-len(m.root))/one):
+	case !m.heavy(limit) && n > int64((znodes.MaxPacket-1024-len(m.root))/one):
 		return fmt.Errorf("the znodes of %d permits in one transaction: %w", n, ErrTooLarge)
 	}
 	return nil
@@ -316,7 +317,7 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64
 		case stat == nil:
 			made := m.at
 			made.Data = m.stored(m.named)
-			err = inc.MakeDir(ctx, made)
+			err = znodes.MakeDir(ctx, inc, made)
 		default:
 			// If several clients write, only the first write succeeds, because each expects the same
 			// version. The next read shows the limit of the first, even if our reply was lost.
@@ -334,7 +335,7 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64
 // none is stored, and stat is nil if there is no znode. The error is ErrInvalid if the limit differs
 // from ours, and no process has resized the semaphore.
 func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, n int64) (limit int64, stat *zk.Stat, err error) {
-	if err := inc.VetHere(ctx, m.root); err != nil {
+	if err := znodes.VetHere(ctx, inc, m.root); err != nil {
 		return 0, nil, err
 	}
 	get := inc.Get
@@ -406,11 +407,11 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 			data, _, err := inc.Get(ctx, m.root)
 			if session.IsNoNode(err) {
 				// Even if another process stores its own limit now, the transaction stores n and the mark.
-				return inc.MakeDir(ctx, m.at)
+				return znodes.MakeDir(ctx, inc, m.at)
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
 				if _, err = parseLimit(data); err == nil && m.layout != LayoutKazoo && !marks.IsDir(data) {
-					err = m.s.m.Mixed(m.root) // the data are the number of another primitive: a limit has a mark
+					err = znodes.Mixed(m.s.m, m.root) // the data are the number of another primitive: a limit has a mark
 				}
 			}
 			return err
@@ -463,7 +464,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 		}
 		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
 		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
-		err = inc.CreateEphemeral(ctx, &session.Creation{Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
+		err = znodes.CreateEphemeral(ctx, inc, &znodes.Creation{Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
 		if session.IsBadVersion(err) || session.IsNoNode(err) {
 			continue // the limit has changed, or was removed with its znode
 		}
@@ -516,16 +517,16 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > 1000 && m.layout !=
 // The method `name` chooses unique names for the znodes of n permits.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
-		return []lock.Permit{{Path: session.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
+		return []lock.Permit{{Path: znodes.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
 	}
-	guid := session.NewGUID()
+	guid := znodes.NewGUID()
 	leases := make([]lock.Permit, n)
 	for i := range leases {
-		name := fmt.Sprintf("%s%010d", session.ProtectedName(guid, "lease-"), i)
+		name := fmt.Sprintf("%s%010d", znodes.ProtectedName(guid, "lease-"), i)
 		if m.layout == LayoutKazoo {
-			name = lock.KazooName(session.NewGUID(), "")
+			name = lock.KazooName(znodes.NewGUID(), "")
 		}
-		leases[i] = lock.Permit{Path: session.ChildPath(m.leases, name), Weight: 1}
+		leases[i] = lock.Permit{Path: znodes.ChildPath(m.leases, name), Weight: 1}
 	}
 	return leases
 }
@@ -551,7 +552,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 	}
 	if err != nil {
 		// The caller does not have the permits yet, so there is no loss to report.
-		inc.Remove(lock.PathsOf(leases)...).Await(session.Grace)
+		znodes.Remove(inc, lock.PathsOf(leases)...).Await(session.Grace)
 		return nil, err
 	}
 	m.mu.Lock()
@@ -564,7 +565,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 		s.Drop()
 	}
 	if a.Incarnation != inc || a.Add(leases, n) != nil {
-		inc.Remove(lock.PathsOf(leases)...) // the earlier permits are lost, so release the new permits
+		znodes.Remove(inc, lock.PathsOf(leases)...) // the earlier permits are lost, so release the new permits
 		return nil, errUnsettled
 	}
 	if m.held == nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -368,7 +369,7 @@ func TestReleaseOfADeletedPermitIsErrLost(t *testing.T) {
 		s := open(t, srv)
 		m := zsync.NewSemaphore(s, "/s", 3)
 		must(t, m.Acquire(t.Context(), 2))
-		must(t, live(t, s).RemoveNow(t.Context(), "/s/leases/"+childrenOf(t, s, "/s/leases")[0]))
+		must(t, znodes.RemoveNow(t.Context(), live(t, s), "/s/leases/"+childrenOf(t, s, "/s/leases")[0]))
 		wantErr(t, m.Release(2), zsync.ErrLost)
 		if names := childrenOf(t, s, "/s/leases"); len(names) > 0 {
 			t.Errorf("%v are left", names)
@@ -865,7 +866,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			inc := live(t, s)
 			leases, _ := inside.SemaphoreZnodes(m)
 			for _, name := range []string{"_c_x-lease-0000000007", "anything"} {
-				_, err := inc.Create(t.Context(), session.ChildPath(inc.Manager.Full(leases), name), nil)
+				_, err := znodes.Create(t.Context(), inc, znodes.ChildPath(inc.Manager.Full(leases), name), nil)
 				must(t, err)
 			}
 			if ok, err := m.TryAcquire(t.Context(), f.Limit-1); ok || err != nil {
@@ -875,7 +876,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 			must(t, m.Release(f.Limit-2))
 			if f.Layout != zsync.LayoutKazoo && f.Limit > maxUnits { // more than there are, and more than can be counted
 				for range 2 {
-					_, err := inc.Create(t.Context(), fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", inc.Manager.Full(leases), session.NewGUID()), nil)
+					_, err := znodes.Create(t.Context(), inc, fmt.Sprintf("%s/_c_%s-weight-9223372036854775807", inc.Manager.Full(leases), znodes.NewGUID()), nil)
 					must(t, err)
 				}
 				if ok, err := m.TryAcquire(t.Context(), 1); ok || err != nil {
@@ -889,7 +890,7 @@ func TestPermitsOfOtherProgramsCountAsOneEach(t *testing.T) {
 func TestSemaphoreWithForeignDataAtItsPathSaysSo(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).Create(t.Context(), "/s", []byte("10.0.0.7"))
+		_, err := znodes.Create(t.Context(), live(t, s), "/s", []byte("10.0.0.7"))
 		must(t, err)
 		err = zsync.NewSemaphore(s, "/s", 3).Acquire(t.Context(), 1)
 		wantErr(t, err, zsync.ErrInvalid)
@@ -934,7 +935,7 @@ func TestSemaphoreSurvivesTheDeletionOfItsTree(t *testing.T) {
 			var uproot func(path string)
 			uproot = func(path string) {
 				for _, name := range childrenOf(t, admin, path) {
-					uproot(session.ChildPath(path, name))
+					uproot(znodes.ChildPath(path, name))
 				}
 				ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 			}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file acquires free permits without the gate, in one round trip. The client sends three
@@ -40,7 +41,7 @@ import (
 //
 // Case 2 needs the order of steps 2 and 3: otherwise, G could create its znodes and leave the gate
 // between H's listings. So if H must repeat step 2, H repeats step 3 after it: see the field Also
-// of session.Creation.
+// of znodes.Creation.
 //
 // The limit is constant during the three steps: the watch of its read has not fired when the last
 // reply arrives, and a server sends the event of a watch before any reply that shows the change or
@@ -65,11 +66,11 @@ func (m *Semaphore) takeAtOnce(ctx context.Context, q *quota, n int64) ([]lock.P
 	m.s.m.Waiters.Add(1)
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(q.limit, n)
-	made := session.Creation{
+	made := znodes.Creation{
 		Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.leases},
 		Holds: []*zk.CheckVersionRequest{{Path: m.root, Version: q.version}},
 	}
-	err := inc.CreateEphemeral(ctx, &made)
+	err := znodes.CreateEphemeral(ctx, inc, &made)
 	withdrawn := made.Undo
 	if err == nil {
 		// Between the creation and the listing, another client may have deleted a znode of ours.
@@ -77,7 +78,7 @@ func (m *Semaphore) takeAtOnce(ctx context.Context, q *quota, n int64) ([]lock.P
 		if whole && len(made.Lists[0]) == 0 && m.weightOfAll(others) <= q.limit-n && !session.IsClosed(q.watch.Fired) {
 			return leases, nil
 		}
-		withdrawn = inc.Remove(made.Paths...)
+		withdrawn = znodes.Remove(inc, made.Paths...)
 	}
 	m.calm.Store(false)
 	if ctx.Err() == nil {

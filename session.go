@@ -21,6 +21,7 @@ import (
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/tally"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Session is a connection to a ZooKeeper ensemble. Create one per process and share it among all
@@ -197,7 +198,7 @@ func (s *Session) sending(ctx context.Context, lost <-chan struct{}, ops []any, 
 	default:
 		rs, err = queue.Through(ctx, s.m, lost, all, commit)
 	}
-	return rs, session.Refused(bare, rs, err) // a QueueOp has no response
+	return rs, znodes.Refused(bare, rs, err) // a QueueOp has no response
 }
 
 func parseServers(servers string) (hosts []string, chroot string, err error) {
@@ -210,7 +211,7 @@ func parseServers(servers string) (hosts []string, chroot string, err error) {
 		if strings.Contains(chroot, ",") {
 			return nil, "", session.Invalid("connect string %q: the chroot comes once, after the last server, and has no comma", servers)
 		}
-		if err := session.CheckPath(chroot); err != nil {
+		if err := znodes.CheckPath(chroot); err != nil {
 			return nil, "", fmt.Errorf("chroot of %q: %w", servers, err)
 		}
 	}
@@ -268,7 +269,7 @@ func (s *Session) Children(ctx context.Context, path string) (names []string, st
 
 // The method `read` calls f in a session. In contrast to other operations, path may be the root.
 func (s *Session) read(ctx context.Context, path string, f func(inc *session.Incarnation) error) error {
-	if err := session.CheckPath(path); err != nil && path != "/" {
+	if err := znodes.CheckPath(path); err != nil && path != "/" {
 		return err
 	}
 	return s.m.During(ctx, f)

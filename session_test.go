@@ -26,6 +26,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -50,7 +51,7 @@ func TestConnectStringIsSplitAndCheckedAtOnce(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", ",", "a,", "a,,b", ":2181", "a:", "a:b", "a:0", "a:65536", "a:-1", "[::1", "::1]:2", "a:1:2", "[]", "[ ]", "a b:1", "a]", "[x:y]:1",
-		"a/b/", "a//b", "a/..", "a:1/app,b:1/app", "a/b,c", "a/" + strings.Repeat("x", session.MaxPath), "/chroot",
+		"a/b/", "a//b", "a/..", "a:1/app,b:1/app", "a/b,c", "a/" + strings.Repeat("x", znodes.MaxPath), "/chroot",
 	} {
 		_, err := zsync.Connect(t.Context(), in)
 		if !errors.Is(err, zsync.ErrInvalid) {
@@ -404,7 +405,7 @@ func TestEveryZnodeHasTheACL(t *testing.T) {
 			must(t, err)
 			for _, name := range names {
 				if name != "zookeeper" {
-					walk(session.ChildPath(path, name))
+					walk(znodes.ChildPath(path, name))
 				}
 			}
 		}
@@ -705,7 +706,7 @@ func TestDoRunsNothingInsideAHoldThatIsLost(t *testing.T) {
 func TestTxnWhoseContextEndsLeavesNoReceipt(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).Create(t.Context(), "/dir", nil)
+		_, err := znodes.Create(t.Context(), live(t, s), "/dir", nil)
 		must(t, err)
 		for i, hurt := range []func(){
 			func() { // applied, and then nobody answers until the context has ended
@@ -770,7 +771,7 @@ func TestTheLargestTxnPassesWithItsReceiptAndProof(t *testing.T) {
 		must(t, m.Lock(t.Context()))
 		// Whatever is not refused must not cost the connection.
 		largest := 0
-		for size := session.MaxPacket - 8000; size < session.MaxPacket; size += 50 {
+		for size := znodes.MaxPacket - 8000; size < znodes.MaxPacket; size += 50 {
 			_, err := m.Txn(within(t, time.Second), &zk.SetDataRequest{Path: path, Data: make([]byte, size), Version: -1})
 			if errors.Is(err, zsync.ErrTooLarge) {
 				break

@@ -10,6 +10,7 @@ import (
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A wish is a znode that names the heir: the candidate that leads next, whatever the order of arrival
@@ -45,9 +46,9 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 	case !slices.Contains(names, heir.Name):
 		return fmt.Errorf("%w: %q does not wait", ErrNoCandidate, heir.Name)
 	}
-	wish := session.ChildPath(e.local.Line.Dir, lock.WishFor(heir))
-	made := session.Creation{Dir: e.local.Line.SessionDir(), Paths: []string{wish}, Data: e.local.Line.Data, Holds: []*zk.CheckVersionRequest{{Path: c.Znode(), Version: -1}}}
-	if err := inc.CreateEphemeral(ctx, &made); err != nil {
+	wish := znodes.ChildPath(e.local.Line.Dir, lock.WishFor(heir))
+	made := znodes.Creation{Dir: e.local.Line.SessionDir(), Paths: []string{wish}, Data: e.local.Line.Data, Holds: []*zk.CheckVersionRequest{{Path: c.Znode(), Version: -1}}}
+	if err := znodes.CreateEphemeral(ctx, inc, &made); err != nil {
 		if errors.Is(err, session.ErrVanished) {
 			err = zk.ErrNoNode
 		}
@@ -79,7 +80,7 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 	// deletes the wish itself when it leads. The wish also ends with its session, so Close waits for a
 	// while for the heir to lead.
 	leaving, stay := inc.Manager.BeforeClose()
-	d := dropWish(inc, wish, session.ChildPath(e.local.Line.Dir, heir.Name))
+	d := dropWish(inc, wish, znodes.ChildPath(e.local.Line.Dir, heir.Name))
 	inc.Manager.Spawn(func() {
 		defer stay()
 		// If several cases are ready, any choice is right: the wish is deleted, or this process cannot help.
@@ -95,14 +96,14 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 
 // dropWish deletes a wish in the background, as soon as the znode at `heir` is deleted. Until the
 // deletion, the wish blocks no candidate. If `heir` is empty, dropWish waits for no znode.
-func dropWish(inc *session.Incarnation, wish, heir string) *session.Deletion {
-	return inc.Delete(&session.Deletion{Paths: []string{wish}, MayStay: true, By: func() error {
+func dropWish(inc *session.Incarnation, wish, heir string) *znodes.Deletion {
+	return znodes.Delete(inc, &znodes.Deletion{Paths: []string{wish}, MayStay: true, By: func() error {
 		if heir != "" {
 			if err := inc.AwaitGone(inc.Ctx, heir); err != nil {
 				return err
 			}
 		}
-		return inc.RemoveNow(inc.Ctx, wish)
+		return znodes.RemoveNow(inc.Ctx, inc, wish)
 	}})
 }
 
@@ -122,7 +123,7 @@ func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir
 		case all[0].Name == heir.Name:
 			return nil
 		}
-		if err := inc.AwaitGone(ctx, session.ChildPath(e.local.Line.Dir, all[0].Name)); err != nil {
+		if err := inc.AwaitGone(ctx, znodes.ChildPath(e.local.Line.Dir, all[0].Name)); err != nil {
 			return err
 		}
 	}

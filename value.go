@@ -12,6 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Value is a value of type T that processes share, like [atomic.Value]:
@@ -44,7 +45,7 @@ import (
 type Value[T any] struct {
 	made
 	codec    Codec
-	at       session.Stored
+	at       znodes.Stored
 	receipts string // the full path of the container of the receipts
 }
 
@@ -117,7 +118,7 @@ func (v *Value[T]) read(ctx context.Context, fresh, parent bool) (dir *zk.Stat, 
 			get = inc.Get
 		}
 		if n, err = v.at.Entry(get(ctx, v.at.Path)); n.Stat != nil {
-			inc.Saw(v.at, n)
+			znodes.Saw(inc, v.at, n)
 		}
 		return err
 	})
@@ -149,11 +150,11 @@ func (v *Value[T]) encode(ctx context.Context, x T) ([]byte, error) {
 	if err := v.at.Check(data); err != nil {
 		return nil, err
 	}
-	size := v.s.m.SizeOf(v.at.Path, data) + 2*v.s.m.SizeOf(v.receipts, nil) + 256
+	size := znodes.SizeOf(v.s.m, v.at.Path, data) + 2*znodes.SizeOf(v.s.m, v.receipts, nil) + 256
 	if v.at.Dir != "" {
-		size += v.s.m.SizeOf(v.at.Dir, nil) + 256
+		size += znodes.SizeOf(v.s.m, v.at.Dir, nil) + 256
 	}
-	if size > session.MaxPacket {
+	if size > znodes.MaxPacket {
 		return nil, fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 	}
 	return data, nil
@@ -181,7 +182,7 @@ func (v *Value[T]) write(now session.Node, data []byte) []any {
 	if now.Stat == nil {
 		return []any{&zk.CreateRequest{Path: v.at.Path, Data: data, Acl: v.s.m.Config.ACL}}
 	}
-	return session.SwapOps(v.at.Path, data, now.Stat.Version)
+	return znodes.SwapOps(v.at.Path, data, now.Stat.Version)
 }
 
 // The method `commit` applies ops, which change the znode of the value, exactly once. It creates
@@ -198,7 +199,7 @@ func (v *Value[T]) commit(ctx context.Context, ops ...any) error {
 			return err
 		}
 		err = v.s.m.During(ctx, func(inc *session.Incarnation) error {
-			_, err := inc.Create(ctx, v.at.Dir, []byte(marks.Map))
+			_, err := znodes.Create(ctx, inc, v.at.Dir, []byte(marks.Map))
 			return err
 		})
 		if err != nil {
@@ -233,7 +234,7 @@ func (v *Value[T]) change(ctx context.Context, next func(now session.Node) ([]an
 		if dir != nil && was.Stat != nil {
 			guard := []any{&zk.CheckVersionRequest{Path: v.at.Dir, Version: dir.Version}}
 			if _, deletes := ops[len(ops)-1].(*zk.DeleteRequest); deletes || dir.Version == -1 { // in a check, -1 would mean any version
-				guard = session.SwapOps(v.at.Dir, []byte(marks.Map), dir.Version)
+				guard = znodes.SwapOps(v.at.Dir, []byte(marks.Map), dir.Version)
 			}
 			ops = append(guard, ops...)
 		}
@@ -313,7 +314,7 @@ func (v *Value[T]) Watch(ctx context.Context) <-chan T {
 			}
 			return inc.Follow(ctx, v.at.Path, func(n session.Node, change *conn.Watch) error {
 				version := versionOf(n.Stat)
-				if version == told || session.Unstored(n.Data, n.Stat) {
+				if version == told || znodes.Unstored(n.Data, n.Stat) {
 					return nil
 				}
 				x, err := v.decode(n)

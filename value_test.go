@@ -22,7 +22,7 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -77,7 +77,7 @@ func TestValueIsStoredLoadedSwappedAndUpdated(t *testing.T) {
 			t.Errorf("the znode is %q, %v; want the JSON and nothing else", data, err)
 		}
 		// The znode made anew counts from 0 again, as the first did.
-		must(t, inc.RemoveNow(ctx, inside.Manager(s).Full("/deep/v")))
+		must(t, znodes.RemoveNow(ctx, inc, inside.Manager(s).Full("/deep/v")))
 		swap(a, v1, 5, false)
 		must(t, b.Store(ctx, 6))
 		swap(a, v1, 5, false)
@@ -332,7 +332,7 @@ func TestLoadAndWatchAreRightWhateverBefallsTheirRequests(t *testing.T) {
 		last := 0
 		for i := 1; i <= 4; i++ {
 			if i == 3 { // deleted, and made anew
-				must(t, live(t, s).RemoveNow(t.Context(), "/v"))
+				must(t, znodes.RemoveNow(t.Context(), live(t, s), "/v"))
 				synctest.Wait()
 			}
 			must(t, v.Store(t.Context(), i))
@@ -386,10 +386,10 @@ func TestUpdatesFromEverywhereAreAllCounted(t *testing.T) {
 
 // Case 34: the counter of the servers wraps, and -1 means any.
 func TestCase34ASwapAtMinusOneIsStillACompareAndSwap(t *testing.T) {
-	if ops := session.SwapOps("/v", nil, -2); len(ops) != 1 || ops[0].(*zk.SetDataRequest).Version != -2 {
+	if ops := znodes.SwapOps("/v", nil, -2); len(ops) != 1 || ops[0].(*zk.SetDataRequest).Version != -2 {
 		t.Errorf("at -2: %+v", ops)
 	}
-	ops := session.SwapOps("/v", nil, -1)
+	ops := znodes.SwapOps("/v", nil, -1)
 	if len(ops) != 2 || ops[0].(*zk.SetDataRequest).Version != -1 || ops[1].(*zk.CheckVersionRequest).Version != 0 {
 		t.Fatalf("at -1: %+v; want a write, and the check that it took the counter to 0", ops)
 	}
@@ -650,7 +650,7 @@ func TestWatchSendsTheLatestAndThenIsQuiet(t *testing.T) {
 		}
 		inc, err := inside.Manager(s).Incarnation(t.Context())
 		must(t, err)
-		must(t, inc.RemoveNow(t.Context(), "/deep/v"))
+		must(t, znodes.RemoveNow(t.Context(), inc, "/deep/v"))
 		if x, ok := sent(t, c); ok {
 			t.Fatalf("%d is sent, and the value is gone", x)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -240,7 +241,7 @@ func TestWaitAndCountSayThatAZnodeIsNoNumberOfTasks(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		wg := zsync.NewWaitGroup(s, "/w")
-		_, err := live(t, s).Create(t.Context(), "/w/"+session.ProtectedName(session.NewGUID(), "tasks"), []byte("three"))
+		_, err := znodes.Create(t.Context(), live(t, s), "/w/"+znodes.ProtectedName(znodes.NewGUID(), "tasks"), []byte("three"))
 		must(t, err)
 		_, err = wg.Count(t.Context())
 		wantErr(t, err, zsync.ErrInvalid)
@@ -580,7 +581,7 @@ func TestTasksOfThousandsOfSessionsAreEndedAtOnce(t *testing.T) {
 				must(t, wg.Done())
 				var ops []any
 				for range sessions {
-					ops = append(ops, &zk.CreateRequest{Path: path + "/" + session.ProtectedName(session.NewGUID(), "tasks"), Data: []byte("1")})
+					ops = append(ops, &zk.CreateRequest{Path: path + "/" + znodes.ProtectedName(znodes.NewGUID(), "tasks"), Data: []byte("1")})
 					if len(ops) == 1000 {
 						_, err := s.Txn(t.Context(), ops...)
 						must(t, err)
@@ -682,12 +683,12 @@ func TestTasksAreEndedAsToldThoughAnotherProgramsZnodeIsInTheWayAtFirst(t *testi
 				must(t, b.Done()) // the one of a, which does not know of it
 				must(t, b.Add(t.Context(), 1))
 				stranger := live(t, open(t, srv))
-				litter := "/w/" + session.ProtectedName(session.NewGUID(), "tasks")
-				_, err := stranger.Create(t.Context(), litter, []byte("three"))
+				litter := "/w/" + znodes.ProtectedName(znodes.NewGUID(), "tasks")
+				_, err := znodes.Create(t.Context(), stranger, litter, []byte("three"))
 				must(t, err)
 				end(t, srv, a, b, done)
 				time.Sleep(time.Minute)
-				must(t, stranger.RemoveNow(t.Context(), litter))
+				must(t, znodes.RemoveNow(t.Context(), stranger, litter))
 				time.Sleep(time.Minute)
 				wantCount(t, b, 0)
 			})

@@ -20,6 +20,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A DoubleBarrier is the double barrier at one path. It has the memberships of its own callers.
@@ -159,14 +160,14 @@ func New(m *session.Manager, path string, leftovers *sync.Map) *DoubleBarrier {
 	dir := m.Full(path)
 	return &DoubleBarrier{
 		line:      lock.Line{Manager: m, Dir: dir, Kind: trace.Party},
-		Room:      session.ChildPath(dir, "parties"),
+		Room:      znodes.ChildPath(dir, "parties"),
 		leftovers: leftovers,
 	}
 }
 
 // Check returns an error if rounds of n parties are not possible.
 func (b *DoubleBarrier) Check(n int) error {
-	if most := (session.MaxPacket - 1024) / (len(b.Room) + 128); n < 1 || n > most {
+	if most := (znodes.MaxPacket - 1024) / (len(b.Room) + 128); n < 1 || n > most {
 		return session.Invalid("%d parties; want from 1 to %d, which one transaction can let in", n, most)
 	}
 	return nil
@@ -190,7 +191,7 @@ const LastParty = 1 << 30
 // keeperPath returns the path of the keeper's znode of p's round. All parties of the round use this
 // path, and no other round does.
 func (b *DoubleBarrier) keeperPath(p *party) string {
-	return session.ChildPath(b.line.Dir, fmt.Sprintf("keeper-%x-%d", p.room, p.round))
+	return znodes.ChildPath(b.line.Dir, fmt.Sprintf("keeper-%x-%d", p.room, p.round))
 }
 
 // The operation becomeKeeper creates the keeper's znode of p's round. Its data is the name of p.
@@ -275,13 +276,13 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	if err := b.removeLeftovers(ctx, inc); err != nil {
 		return nil, err
 	}
-	if err := inc.Vet(ctx, session.Dir{Path: b.line.Dir}); err != nil {
+	if err := znodes.Vet(ctx, inc, znodes.Dir{Path: b.line.Dir}); err != nil {
 		return nil, err
 	}
-	guid := session.NewGUID()
-	made := session.Creation{
-		Dir:   session.Dir{Path: b.Room, Part: true, Data: roomState{n: n}.bytes()},
-		Paths: []string{session.ChildPath(b.Room, session.ProtectedName(guid, partyOf(n)))}, GUID: guid,
+	guid := znodes.NewGUID()
+	made := znodes.Creation{
+		Dir:   znodes.Dir{Path: b.Room, Part: true, Data: roomState{n: n}.bytes()},
+		Paths: []string{znodes.ChildPath(b.Room, znodes.ProtectedName(guid, partyOf(n)))}, GUID: guid,
 		Data: inc.Manager.Owner, Read: true,
 	}
 	var p *party
@@ -289,10 +290,10 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		var room session.Node
 		if p != nil {
 			room.Data, room.Stat, err = inc.Get(ctx, b.Room) // Step 2.
-		} else if err = inc.CreateEphemeral(ctx, &made); err != nil { // Steps 1 and 2.
+		} else if err = znodes.CreateEphemeral(ctx, inc, &made); err != nil { // Steps 1 and 2.
 			return false, err
 		} else {
-			me, ok := lock.ParseChild(session.BaseName(made.Path), partyBase)
+			me, ok := lock.ParseChild(znodes.BaseName(made.Path), partyBase)
 			if !ok {
 				panic("zsync: BUG: created " + made.Path + ", which is no party")
 			}
@@ -329,7 +330,7 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 	if errors.Is(err, session.ErrEnded) || gone != nil && (!session.IsClosed(gone.Done) || gone.Err != nil) {
 		// Our child may exist: its deletion is under way, or our lost session may be alive at the servers.
 		// The same caller may enter again. Then the old znode must not count as another party.
-		b.leftovers.Store(session.ChildPath(b.Room, guid), nil)
+		b.leftovers.Store(znodes.ChildPath(b.Room, guid), nil)
 	}
 	return nil, err
 }
@@ -339,17 +340,17 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 // enters and crashes.
 func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarnation) error {
 	for ghost := range b.leftovers.Range {
-		guid := session.BaseName(ghost.(string))
-		if ghost != session.ChildPath(b.Room, guid) {
+		guid := znodes.BaseName(ghost.(string))
+		if ghost != znodes.ChildPath(b.Room, guid) {
 			continue // of another room
 		}
-		path, err := inc.Find(ctx, b.Room, guid)
+		path, err := znodes.Find(ctx, inc, b.Room, guid)
 		if err != nil {
 			return err
 		}
 		if path != "" {
 			// If the session ends, the ghost is deleted, too.
-			if err := inc.Remove(path).Outcome(ctx); err != nil && !session.IsNoNode(err) {
+			if err := znodes.Remove(inc, path).Outcome(ctx); err != nil && !session.IsNoNode(err) {
 				return err
 			}
 		}
@@ -364,12 +365,12 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 // must become the keeper of that round. The deletion of the child comes first: after that write, the
 // servers have applied p's request, or they never will. A deletion of the keeper's znode that gets no
 // reply is not simply repeated: by then, the znode may belong to another party.
-func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.Deletion {
-	return inc.Delete(&session.Deletion{Paths: []string{p.Path}, By: func() error {
+func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *znodes.Deletion {
+	return znodes.Delete(inc, &znodes.Deletion{Paths: []string{p.Path}, By: func() error {
 		// The ctx of the caller may have ended, and no other goroutine deletes the znodes.
-		err := inc.RemoveNow(inc.Ctx, p.Path)
+		err := znodes.RemoveNow(inc.Ctx, inc, p.Path)
 		if p.round != 0 && (err == nil || session.IsNoNode(err)) {
-			err = inc.RemoveOwn(b.keeperPath(p), p.Child.Name)
+			err = znodes.RemoveOwn(inc, b.keeperPath(p), p.Child.Name)
 		}
 		if session.IsNoNode(err) {
 			return nil
@@ -383,7 +384,7 @@ func (b *DoubleBarrier) withdraw(inc *session.Incarnation, p *party) *session.De
 // parties, `replace` fails.
 func (b *DoubleBarrier) replace(ctx context.Context, inc *session.Incarnation, n int, p *party) error {
 	for {
-		err := inc.RemoveNow(ctx, b.Room)
+		err := znodes.RemoveNow(ctx, inc, b.Room)
 		switch {
 		case err == nil, session.IsNoNode(err):
 			return session.ErrVanished
@@ -508,7 +509,7 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 		ops := []any{&zk.SetDataRequest{Path: b.Room, Data: next.bytes(), Version: version - 1}}
 		others := make([]string, 0, state.n) // not nil
 		for _, c := range in {
-			ops = append(ops, &zk.CheckVersionRequest{Path: session.ChildPath(b.Room, c.Name), Version: -1})
+			ops = append(ops, &zk.CheckVersionRequest{Path: znodes.ChildPath(b.Room, c.Name), Version: -1})
 			if c.Name != p.Child.Name {
 				others = append(others, c.Name)
 			}
@@ -519,10 +520,10 @@ func (b *DoubleBarrier) letIn(ctx context.Context, inc *session.Incarnation, sta
 			p.round = version
 			ops = append(ops, b.becomeKeeper(p))
 		}
-		if err := inc.Manager.CheckSize(ops); err != nil {
+		if err := znodes.CheckSize(inc.Manager, ops); err != nil {
 			return 0, err
 		}
-		switch _, err = inc.Multi(ctx, ops...); {
+		switch _, err = znodes.Multi(ctx, inc, ops...); {
 		case err == nil && nth == state.n:
 			p.others = others
 			return nth, nil
@@ -542,7 +543,7 @@ func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 	}
 	path := b.keeperPath(p)
 	return inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchData, Path: path}, 0, func(w *conn.Watch) (done bool, err error) {
-		read, err := inc.StartGet(ctx, path) // Step 6.
+		read, err := session.Start(ctx, inc, session.GetCall(path)) // Step 6.
 		if err == nil && !p.left {
 			err = p.remove(ctx, inc, false) // Step 7.
 		}
@@ -556,7 +557,7 @@ func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 		for session.IsNoNode(err) { // Step 8.
 			// The keeper has crashed, or all have left and the event of the keeper's write was lost with
 			// the connection. p becomes the keeper, and finds that out.
-			switch _, err = inc.Multi(ctx, b.becomeKeeper(p)); {
+			switch _, err = znodes.Multi(ctx, inc, b.becomeKeeper(p)); {
 			case err == nil:
 				// Even if our server has lagged, its state is now at least as new as this create.
 				return true, b.keep(ctx, inc, p)
@@ -572,7 +573,7 @@ func (b *DoubleBarrier) depart(ctx context.Context, inc *session.Incarnation, p 
 		case string(keeper.Data) == p.Child.Name:
 			return true, b.keep(ctx, inc, p)
 		}
-		if err := inc.AwaitFired(ctx, w); err != nil { // Step 9.
+		if err := session.AwaitIn(ctx, inc, w.Fired); err != nil { // Step 9.
 			return false, err
 		}
 		// The event proves a write if it has come over the connection on which the watch was set. After an
@@ -624,7 +625,7 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 	ops := []any{&zk.SetDataRequest{Path: path, Version: -1}, &zk.DeleteRequest{Path: path, Version: -1}}
 	var lost error
 	if !p.left {
-		_, open, err := inc.MultiOpen(ctx, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
+		_, open, err := znodes.MultiOpen(ctx, inc, append(ops, &zk.DeleteRequest{Path: p.Path, Version: -1}))
 		switch {
 		case err == nil:
 			p.left = true
@@ -638,7 +639,7 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 			return lost
 		}
 	}
-	if _, err := inc.Multi(ctx, ops...); err != nil && !session.IsNoNode(err) {
+	if _, err := znodes.Multi(ctx, inc, ops...); err != nil && !session.IsNoNode(err) {
 		return cmp.Or(lost, err)
 	}
 	return lost
@@ -649,7 +650,7 @@ func (b *DoubleBarrier) keep(ctx context.Context, inc *session.Incarnation, p *p
 func (b *DoubleBarrier) awaitAll(ctx context.Context, inc *session.Incarnation, names []string) (err error) {
 	gone := make(chan error, len(names))
 	for _, name := range names {
-		inc.Manager.Spawn(func() { gone <- inc.AwaitGone(ctx, session.ChildPath(b.Room, name)) })
+		inc.Manager.Spawn(func() { gone <- inc.AwaitGone(ctx, znodes.ChildPath(b.Room, name)) })
 	}
 	for range names {
 		err = cmp.Or(err, <-gone)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Place is a place in a line, until its turn comes. It belongs to no goroutine: one goroutine
@@ -24,8 +25,8 @@ type Place struct {
 	Waits  func() // called each time that p begins to wait for a contender, if not nil
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
-	claim *Claim        // nil while no znode of p is in the line
-	roll  *session.Roll // a listing of the line, if `acquire` has not used it yet
+	claim *Claim       // nil while no znode of p is in the line
+	roll  *znodes.Roll // a listing of the line, if `acquire` has not used it yet
 	// While p waits for the deletion of a contender ahead, the blocker:
 	blocker string           // path of the blocker's znode; "" if p has no blocker
 	gone    *conn.Watch      // the watch on the blocker, if p has joined this watch and it is set; otherwise nil
@@ -129,7 +130,7 @@ func (p *Place) isTurn(ctx context.Context) (bool, error) {
 		return false, errBlocked
 	}
 	p.roll = nil // frees the memory of the listing during the wait
-	if path := session.ChildPath(l.Dir, blocker.Name); path != p.blocker {
+	if path := znodes.ChildPath(l.Dir, blocker.Name); path != p.blocker {
 		p.unwatch()
 		p.blocker = path
 	}
@@ -161,7 +162,7 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	if p.roll == nil {
 		until, stop := c.Line.Manager.Until(ctx, c.Line.Manager.Closing)
 		defer stop()
-		if p.roll, err = c.Incarnation.Roll(until, c.Line.Dir); err != nil && !session.IsNoNode(err) {
+		if p.roll, err = znodes.GetRoll(until, c.Incarnation, c.Line.Dir); err != nil && !session.IsNoNode(err) {
 			return nil, cmp.Or(c.Line.Manager.Failure(), err) // NoNode: the parent and our znode are deleted, and the call of AheadOf finds that
 		}
 		p.trip = min(p.trip, time.Since(start))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // An Ahead records the first contender ahead of a waiter, and the number of all contenders ahead.
@@ -67,7 +68,7 @@ func (a *Ahead) Now() (b Behind) {
 // error, `a` stays unchanged.
 func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation) (gone bool) {
 	b := a.Now()
-	nodes, err := inc.GetVisible(ctx, []string{session.ChildPath(b.dir, b.Name)})
+	nodes, err := znodes.GetVisible(ctx, inc, []string{znodes.ChildPath(b.dir, b.Name)})
 	if err != nil || nodes[0].Stat == nil {
 		return err == nil
 	}

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file decides whether a candidate of an election lets a later candidate lead first. There are
@@ -48,7 +48,7 @@ const guidSize = 36
 // WishFor returns a name for the znode of a new wish. The wish is that c becomes the next leader.
 // The name ends with the part of c's name before the base. If the name contained the base, Curator
 // would treat the wish as a candidate.
-func WishFor(c Child) string { return wishMark + session.NewGUID() + "-" + beforeBase(c) }
+func WishFor(c Child) string { return wishMark + znodes.NewGUID() + "-" + beforeBase(c) }
 
 // wishesFor returns the wishes for c among `names`.
 func wishesFor(c Child, names []string) (wishes []string) {

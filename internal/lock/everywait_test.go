@@ -31,6 +31,7 @@ import (
 	"github.com/zsync/zsync/internal/explore"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -311,14 +312,14 @@ func (w *waitingLine) next(r *explore.Run, line []string) (acts []func()) {
 		can(func() {
 			w.first = slices.Delete(slices.Clone(w.first), i, i+1)
 			c.Leave()
-		}, "the contender with znode %d leaves", w.names[session.BaseName(c.Znode())])
+		}, "the contender with znode %d leaves", w.names[znodes.BaseName(c.Znode())])
 	}
 	if w.deletions > 0 {
 		for _, name := range w.others(line) {
 			can(func() {
 				w.deletions--
 				w.spoilt[name] = name == line[0]
-				w.admin.Delete(&session.Deletion{Paths: []string{"/m/" + name}})
+				znodes.Delete(w.admin, &znodes.Deletion{Paths: []string{"/m/" + name}})
 			}, "another client deletes znode %d", w.names[name])
 		}
 	}
@@ -328,7 +329,7 @@ func (w *waitingLine) next(r *explore.Run, line []string) (acts []func()) {
 // others returns the names of waiters in the line.
 func (w *waitingLine) others(line []string) (names []string) {
 	for _, name := range line {
-		if !slices.ContainsFunc(w.first, func(c *Claim) bool { return session.BaseName(c.Znode()) == name }) {
+		if !slices.ContainsFunc(w.first, func(c *Claim) bool { return znodes.BaseName(c.Znode()) == name }) {
 			names = append(names, name)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Grant is one use of a claim whose turn has come: a goroutine's use of a lock, or a leadership. A
@@ -170,7 +171,7 @@ func (g *Grant) Recheck(ctx context.Context, lapse session.Lapse) error {
 func (g *Grant) Loss() *session.Ending { return &g.lost }
 
 // Name returns the name of the znode of g.
-func (g *Grant) Name() string { return session.BaseName(g.Claim.Znode()) }
+func (g *Grant) Name() string { return znodes.BaseName(g.Claim.Znode()) }
 
 // The method `release` ends g, the only use of its claim, and the claim. The function `remove` deletes
 // the znode, and returns the loss if the claim was lost before. If the loss is known already, `remove`
@@ -259,12 +260,12 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 // znode. The grants of c continue. If c is already lost, Move deletes `to`, and returns the loss. It
 // does not delete c's znode then: see Hold.withdraw.
 func (c *Claim) Move(to Child, op string) (former string, lost error) {
-	path := session.ChildPath(c.Line.Dir, to.Name)
+	path := znodes.ChildPath(c.Line.Dir, to.Name)
 	c.Err() // if the session has ended, Err ends c by the loss
 	c.mu.Lock()
 	if lost = c.lost.Cause(); lost != nil {
 		c.mu.Unlock()
-		c.Incarnation.Remove(path)
+		znodes.Remove(c.Incarnation, path)
 		return "", lost
 	}
 	defer c.mu.Unlock()
@@ -313,7 +314,7 @@ func (c *Claim) listen(path string, asked chan struct{}) {
 			return nil
 		})
 		if err != context.Canceled { // the servers have refused the read
-			session.AwaitIn(ctx, inc, time.After(session.LookAgainAfter))
+			session.AwaitIn(ctx, inc, time.After(znodes.LookAgainAfter))
 		}
 	}
 }
@@ -372,7 +373,7 @@ func (c *Claim) guardLocked() {
 	if c.Unwatched {
 		return
 	}
-	c.ownWatch = c.Incarnation.WatchOwn(c.Path, c)
+	c.ownWatch = znodes.WatchOwn(c.Incarnation, c.Path, c)
 	c.ownWatch.Made(c.own != nil)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // The errors of a line. The error for the loss of a hold is ErrLost, in package session.
@@ -91,7 +92,7 @@ func (h *Hold) begin() {
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
 // Vanished is called when another client has deleted the znode that o watches.
-func (h *Hold) Vanished(o *session.OwnWatch) { h.of.deleted(o.Path) }
+func (h *Hold) Vanished(o *znodes.OwnWatch) { h.of.deleted(o.Path) }
 
 // Ending returns h's Ending, which ends if h is lost.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
@@ -323,7 +324,7 @@ func (h *Hold) renew() {
 // ended.
 func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) (rs []zk.MultiResponse, open bool, err error) {
 	inc := h.Incarnation
-	done, err := inc.RoomFor(ctx, ops...)
+	done, err := znodes.RoomFor(ctx, inc, ops...)
 	defer done()
 	if err := cmp.Or(h.Err(), err); err != nil {
 		return nil, false, err
@@ -334,7 +335,7 @@ func (h *Hold) txn(ctx context.Context, dir string, ops []any, paths ...string) 
 	}
 	rs, err = txn.Within(ctx, inc, dir, append(all, ops...))
 	open = session.OutcomeOf(err) != session.Answered
-	if i := session.FailedOp(rs); i >= 0 && i < len(paths) && session.IsNoNode(rs[i].Error) {
+	if i := znodes.FailedOp(rs); i >= 0 && i < len(paths) && session.IsNoNode(rs[i].Error) {
 		h.of.deleted(paths[i])
 		return nil, false, cmp.Or(h.Err(), ErrNotLocked)
 	}

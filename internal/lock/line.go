@@ -18,6 +18,7 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Line has the contenders of one primitive, in the order of their arrival. All of them are
@@ -43,7 +44,7 @@ type Line struct {
 	Data    []byte                         // of the znodes
 
 	Part    bool // the parent of Dir belongs to the same primitive
-	Kept    bool // other programs rely on the znode Dir: see [session.Dir]
+	Kept    bool // other programs rely on the znode Dir: see [znodes.Dir]
 	Strict  bool // Enter fails with ErrMixed if a contender of another kind may be ahead
 	Settled bool // no contender can arrive ahead of an existing contender
 	Keeps   bool // an exclusive contender may keep its place while no goroutine holds the lock
@@ -66,7 +67,7 @@ func New(m *session.Manager, path string, name func(guid, base string) string, b
 }
 
 // SessionDir describes the parent znode, for its creation.
-func (l *Line) SessionDir() session.Dir { return session.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
+func (l *Line) SessionDir() znodes.Dir { return znodes.Dir{Path: l.Dir, Part: l.Part, Kept: l.Kept} }
 
 // Blocker returns the nearest of the contenders in `ahead` that block a contender in `mode`, or nil
 // if no contender blocks it. The contenders in `ahead` are in order. All of them block an exclusive
@@ -111,15 +112,15 @@ type Claim struct {
 	Unwatched bool // the primitive itself watches the znode
 	recalls   bool // lineWatch calls `recall`; guarded by mu
 
-	version   int32             // the version of its znode after our last write; guarded by mu
-	Path      string            // full path of its znode; guarded by mu once its turn has come
-	Child     Child             // guarded by mu once its turn has come
-	own       *conn.Watch       // its watch on its znode (Watches.Join), or nil; guarded by mu
-	lineWatch *conn.Watch       // its watch on the line, if a listing has set the watch and shown no other contender; otherwise nil; guarded by mu
-	ownWatch  *session.OwnWatch // watches its znode during the hold; nil if Unwatched; guarded by mu
-	leaveHeld func()            // result of ownWatch.Drop; called when its znode is deleted; guarded by mu
-	asked     chan struct{}     // closed when another client asks the holder to release; nil before Asked is called; guarded by mu
-	granted   int               // number of all grants, for the trace; guarded by mu
+	version   int32            // the version of its znode after our last write; guarded by mu
+	Path      string           // full path of its znode; guarded by mu once its turn has come
+	Child     Child            // guarded by mu once its turn has come
+	own       *conn.Watch      // its watch on its znode (Watches.Join), or nil; guarded by mu
+	lineWatch *conn.Watch      // its watch on the line, if a listing has set the watch and shown no other contender; otherwise nil; guarded by mu
+	ownWatch  *znodes.OwnWatch // watches its znode during the hold; nil if Unwatched; guarded by mu
+	leaveHeld func()           // result of ownWatch.Drop; called when its znode is deleted; guarded by mu
+	asked     chan struct{}    // closed when another client asks the holder to release; nil before Asked is called; guarded by mu
+	granted   int              // number of all grants, for the trace; guarded by mu
 
 	owner any // the Lock that shares the claim among goroutines, or nil; constant since the first grant
 
@@ -231,18 +232,18 @@ func (c *Claim) disownLocked() {
 
 // Enter creates a claim at the end of the line, and lists the line. If the claim may later keep its
 // place, the listing sets a watch on the line.
-func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMode) (*Claim, *session.Roll, error) {
-	guid, base := session.NewGUID(), l.Base(mode)
+func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMode) (*Claim, *znodes.Roll, error) {
+	guid, base := znodes.NewGUID(), l.Base(mode)
 	var lineWatch *conn.Watch
 	if l.Keeps && mode == Exclusive {
-		guid, lineWatch = session.NewMarkedGUID(), inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
+		guid, lineWatch = znodes.NewMarkedGUID(), inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: l.Dir})
 	}
 	name := l.name(guid, base)
 	if i := len(name) - len(base); i > 0 {
 		guid = name[:i] // the part before `base`, in the form of Curator or kazoo
 	}
-	made := session.Creation{Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, name)}, GUID: guid, Data: l.Data, List: true}
-	if err := inc.CreateEphemeral(ctx, &made); err != nil {
+	made := znodes.Creation{Dir: l.SessionDir(), Paths: []string{znodes.ChildPath(l.Dir, name)}, GUID: guid, Data: l.Data, List: true}
+	if err := znodes.CreateEphemeral(ctx, inc, &made); err != nil {
 		if lineWatch != nil {
 			inc.Watches.Leave(lineWatch)
 		}
@@ -253,7 +254,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMod
 	all := l.contenders(roll)
 	c.keepLineWatch(lineWatch, len(all) == 1)
 	var err error
-	if me, ok := ParseChild(session.BaseName(path), l.Bases...); ok {
+	if me, ok := ParseChild(znodes.BaseName(path), l.Bases...); ok {
 		c.Child = me
 		if l.Strict && len(all) < len(roll.Names()) {
 			err = unmixed(l.Bases, roll.Names(), &me)
@@ -270,7 +271,7 @@ func (l *Line) Enter(ctx context.Context, inc *session.Incarnation, mode HoldMod
 
 // The method `contenders` returns the contenders in a listing, in the order of their numbers. Waiters
 // share the result, and must not change it.
-func (l *Line) contenders(r *session.Roll) []Child {
+func (l *Line) contenders(r *znodes.Roll) []Child {
 	parse := func(names []string) any { return ParseChildren(names, l.Bases...) }
 	return r.Make(strings.Join(l.Bases, "/"), parse).([]Child)
 }
@@ -322,9 +323,9 @@ func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Chil
 func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
 	paths := make([]string, len(line))
 	for i, c := range line {
-		paths[i] = session.ChildPath(l.Dir, c.Name)
+		paths[i] = znodes.ChildPath(l.Dir, c.Name)
 	}
-	nodes, err := inc.GetAll(ctx, paths)
+	nodes, err := znodes.GetAll(ctx, inc, paths)
 	if err != nil {
 		return nil, err
 	}
@@ -385,10 +386,10 @@ func (c *Claim) leaveLineWatchLocked() {
 }
 
 // Leave deletes c in the background. c was never granted, or its hold has ended.
-func (c *Claim) Leave() *session.Deletion {
+func (c *Claim) Leave() *znodes.Deletion {
 	c.Stake.Drop()
 	// If c left its own watch before the deletion, the watch could be removed just before it fires.
-	return c.Incarnation.Delete(&session.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
+	return znodes.Delete(c.Incarnation, &znodes.Deletion{Paths: []string{c.Znode()}, Then: c.disown})
 }
 
 // askTime is the longest time for which a release waits for a listing. After it, the release assumes
@@ -408,7 +409,7 @@ func (c *Claim) blocksNone(mode HoldMode) (alone bool) {
 	ctx, stop := c.Line.Manager.Until(ctx, c.Incarnation.Disconnection())
 	defer stop()
 	path := c.Znode()
-	me, _ := ParseChild(session.BaseName(path), c.Line.Bases...)
+	me, _ := ParseChild(znodes.BaseName(path), c.Line.Bases...)
 	bases := c.Line.Bases[:1]
 	var lineWatch *conn.Watch
 	if mode == Exclusive {
@@ -451,7 +452,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 	list := inc.NamesFresh
 	if known != "" {
 		list = func(ctx context.Context, path string) (names []string, err error) {
-			names, n, err = inc.NamesFreshBeside(ctx, path, session.ChildPath(path, known))
+			names, n, err = inc.NamesFreshBeside(ctx, path, znodes.ChildPath(path, known))
 			return names, err
 		}
 	}
@@ -459,7 +460,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 		if name, err = l.First(ctx, inc, list); err != nil || name == "" || name == known && n.Stat != nil {
 			return name, n, err
 		}
-		if n.Data, n.Stat, err = inc.Get(ctx, session.ChildPath(l.Dir, name)); !session.IsNoNode(err) {
+		if n.Data, n.Stat, err = inc.Get(ctx, znodes.ChildPath(l.Dir, name)); !session.IsNoNode(err) {
 			return name, n, err
 		}
 		// The first contender has left between the listing and the read. List the line again.
@@ -483,9 +484,9 @@ func (c *Claim) Beside(ctx context.Context) (Child, error) {
 		return Child{}, errExhausted
 	}
 	number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
-	b := Child{Name: l.name(session.NewMarkedGUID(), base) + number, Base: base, Seq: me.Seq} // Child.beside recognizes the mark in the GUID
-	err := c.Incarnation.CreateEphemeral(ctx, &session.Creation{
-		Dir: l.SessionDir(), Paths: []string{session.ChildPath(l.Dir, b.Name)}, Data: l.Data,
+	b := Child{Name: l.name(znodes.NewMarkedGUID(), base) + number, Base: base, Seq: me.Seq} // Child.beside recognizes the mark in the GUID
+	err := znodes.CreateEphemeral(ctx, c.Incarnation, &znodes.Creation{
+		Dir: l.SessionDir(), Paths: []string{znodes.ChildPath(l.Dir, b.Name)}, Data: l.Data,
 		Holds: []*zk.CheckVersionRequest{{Path: path, Version: -1}},
 	})
 	if errors.Is(err, session.ErrVanished) {

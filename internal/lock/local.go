@@ -18,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Lock is the part of a Mutex, an RWMutex or an Election in one process. Like a semaphore of
@@ -383,7 +384,7 @@ func (l *Lock) behind(w *waiter) *Behind {
 	if len(l.holds) > 0 && !isLost(l.holds[0]) {
 		h := l.holds[0]
 		stat := zk.Stat{EphemeralOwner: h.Incarnation.ID.Load(), Ctime: h.Since().UnixMilli()}
-		return &Behind{Name: session.BaseName(h.Znode()), Node: session.Node{Data: l.Line.Data, Stat: &stat}, Mode: h.mode(), Place: 1 + before}
+		return &Behind{Name: znodes.BaseName(h.Znode()), Node: session.Node{Data: l.Line.Data, Stat: &stat}, Mode: h.mode(), Place: 1 + before}
 	}
 	return new(Behind)
 }
@@ -664,7 +665,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 		// write znode is deleted, or by which client.
 		former, err = h.Move(c, op)
 	case err == nil:
-		inc.Remove(session.ChildPath(l.Line.Dir, c.Name))
+		znodes.Remove(inc, znodes.ChildPath(l.Line.Dir, c.Name))
 		err = released
 	case !has && !errors.Is(err, session.ErrLost):
 		err = released
@@ -687,7 +688,7 @@ func (l *Lock) Downgrade(ctx context.Context, bare bool) error {
 	// The downgrade is done. Readers behind the write znode wait for its deletion.
 	connected, disconnected := l.Manager.Until(ctx, inc.Disconnection())
 	defer disconnected()
-	inc.Remove(former).Outcome(connected)
+	znodes.Remove(inc, former).Outcome(connected)
 	return nil
 }
 
@@ -715,7 +716,7 @@ func (g *Grant) Txn(ctx context.Context, ops []any) (rs []zk.MultiResponse, err 
 		}()
 	}
 	dir, path := c.Line.Dir, c.Znode()
-	if ops, _, err = c.Line.Manager.CheckOps(ops, path, session.ChildPath(dir, session.LogName)); err != nil {
+	if ops, _, err = znodes.CheckOps(c.Line.Manager, ops, path, znodes.ChildPath(dir, znodes.LogName)); err != nil {
 		return nil, err
 	}
 	rs, open, err = c.txn(ctx, dir, ops, path)

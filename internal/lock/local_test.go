@@ -11,13 +11,14 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
 // newLock returns a lock of m at /m.
 func newLock(m *session.Manager) *Lock {
 	return &Lock{
-		Manager: m, Line: New(m, "/m", session.ProtectedName, "lock-"), Op: "lock", Handoffs: 16,
+		Manager: m, Line: New(m, "/m", znodes.ProtectedName, "lock-"), Op: "lock", Handoffs: 16,
 	}
 }
 
@@ -112,7 +113,7 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	if expires {
 		srv.Expire(m.SessionID())
 	} else {
-		<-incarnation(t, other).Remove("/m/" + first.Name()).Done
+		<-znodes.Remove(incarnation(t, other), "/m/"+first.Name()).Done
 	}
 	<-first.Lost()
 	start := time.Now()
@@ -126,7 +127,7 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	<-second.Lost()
 	third, _, err := l.Acquire(t.Context(), Exclusive, true) // Run, which releases by its grant
 	harness.Must(t, err)
-	<-incarnation(t, other).Remove("/m/" + third.Name()).Done
+	<-znodes.Remove(incarnation(t, other), "/m/"+third.Name()).Done
 	<-third.Lost()
 	fourth, _, err := l.Acquire(t.Context(), Exclusive, false)
 	harness.Must(t, err)
@@ -279,7 +280,7 @@ func TestATryLeavesTheLineIfALostHoldIsNotReleased(t *testing.T) {
 				var err error
 				lost, _, err = l.Acquire(t.Context(), Exclusive, false)
 				harness.Must(t, err)
-				<-incarnation(t, other).Remove("/m/" + lost.Name()).Done
+				<-znodes.Remove(incarnation(t, other), "/m/"+lost.Name()).Done
 			}
 		})
 		if g, err := l.Try(ctx, Exclusive); g != nil || err != nil {

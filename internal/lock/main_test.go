@@ -7,6 +7,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/session/sessiontest"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -25,7 +26,7 @@ func openWithJitter(t *testing.T, srv *zktest.Server, jitter float64) *session.M
 
 // mutexOf is the line of a Mutex at path.
 func mutexOf(m *session.Manager, path string) *Line {
-	l := New(m, path, func(guid, base string) string { return session.ProtectedName(guid, base) }, "lock-")
+	l := New(m, path, func(guid, base string) string { return znodes.ProtectedName(guid, base) }, "lock-")
 	l.Settled = true
 	return &l
 }

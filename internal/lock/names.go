@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Child is the parsed name of a sequential znode.
@@ -47,7 +47,7 @@ func ParseChild(name string, bases ...string) (Child, bool) {
 		if i < 0 {
 			continue
 		}
-		if seq, ok := session.ParseSeq(name[i+len(base):]); ok {
+		if seq, ok := znodes.ParseSeq(name[i+len(base):]); ok {
 			return Child{Name: name, Base: base, Seq: seq}, true
 		}
 	}
@@ -124,12 +124,12 @@ func unmixed(bases, names []string, me *Child) error {
 		if !other || me != nil && c.certainlyAfter(*me) {
 			continue
 		}
-		return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", session.ErrMixed, strings.Clone(name), kinds[c.Base], kinds[bases[0]])
+		return fmt.Errorf("%w: znode %q belongs to %s, and this is %s; give each primitive its own path", znodes.ErrMixed, strings.Clone(name), kinds[c.Base], kinds[bases[0]])
 	}
 	return nil
 }
 
-// KazooName is kazoo's form of session.ProtectedName.
+// KazooName is kazoo's form of znodes.ProtectedName.
 func KazooName(guid, base string) string { return strings.ReplaceAll(guid, "-", "") + base }
 
 // SamePlace reports whether c and d have the same place in the line. They may be a writer and the
@@ -138,7 +138,7 @@ func (c Child) SamePlace(d Child) bool {
 	return c.Name == d.Name || c.Seq == d.Seq && !c.Exhausted()
 }
 
-// The UUID in a name may have a mark: see session.NewMarkedGUID. In a writer's name, the mark means
+// The UUID in a name may have a mark: see znodes.NewMarkedGUID. In a writer's name, the mark means
 // that the contender perhaps only keeps its place. In a reader's name, the mark means that the
 // znode shares the place of another znode (Claim.Beside).
 
@@ -160,10 +160,10 @@ func (c Child) beside() bool { return slices.Contains(sharedBases, c.Base) && ma
 func marked(c Child) bool {
 	head := beforeBase(c)
 	if guid, ok := strings.CutPrefix(head, "_c_"); ok {
-		return len(guid) > guidSize && guid[guidSize] == '-' && session.IsMarkedGUID(guid[:guidSize])
+		return len(guid) > guidSize && guid[guidSize] == '-' && znodes.IsMarkedGUID(guid[:guidSize])
 	}
 	const bare = guidSize - 4 // length of a GUID without dashes
-	return len(head) >= bare && session.IsMarkedGUID(head[:bare])
+	return len(head) >= bare && znodes.IsMarkedGUID(head[:bare])
 }
 
 // weightBase is the text before the number of permits, in the name of a znode for several permits.
@@ -171,7 +171,7 @@ const weightBase = "-weight-"
 
 // PermitsName returns a unique name for a znode of n permits.
 func PermitsName(n int64) string {
-	return "_c_" + session.NewGUID() + weightBase + strconv.FormatInt(n, 10)
+	return "_c_" + znodes.NewGUID() + weightBase + strconv.FormatInt(n, 10)
 }
 
 // Without returns `names`, except the names of the znodes at `paths`. A caller counts the permits of
@@ -180,7 +180,7 @@ func PermitsName(n int64) string {
 func Without(names, paths []string) (others []string, whole bool) {
 	ours := make(map[string]bool, len(paths))
 	for _, path := range paths {
-		ours[session.BaseName(path)] = true
+		ours[znodes.BaseName(path)] = true
 	}
 	others = slices.DeleteFunc(names, func(name string) bool { return ours[name] })
 	return others, len(names)-len(others) == len(paths)

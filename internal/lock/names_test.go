@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 func TestNumbersTellTheOrderWhereTheServerCannotHaveBegunAgainBetweenThem(t *testing.T) {
@@ -52,19 +52,19 @@ func TestALineIsInOneOrderWhicheverChildTheServerNamesFirst(t *testing.T) {
 }
 
 func TestTheMarkOfAKeptPlaceIsReadInNamesThatZsyncMakesAlone(t *testing.T) {
-	marked, random := session.NewMarkedGUID(), session.NewGUID()
+	marked, random := znodes.NewMarkedGUID(), znodes.NewGUID()
 	for _, c := range []struct {
 		name       string
 		kept, read bool
 	}{
-		{session.ProtectedName(marked, "lock-0000000001"), true, false},
-		{session.ProtectedName(random, "lock-0000000001"), false, false},
+		{znodes.ProtectedName(marked, "lock-0000000001"), true, false},
+		{znodes.ProtectedName(random, "lock-0000000001"), false, false},
 		{KazooName(marked, "__lock__0000000001"), true, false},
 		{KazooName(random, "__lock__0000000001"), false, false},
-		{session.ProtectedName(marked, "__WRIT__0000000001"), true, false},
-		{session.ProtectedName(marked, "__READ__0000000001"), false, true},
+		{znodes.ProtectedName(marked, "__WRIT__0000000001"), true, false},
+		{znodes.ProtectedName(marked, "__READ__0000000001"), false, true},
 		{KazooName(marked, "__rlock__0000000001"), false, true},
-		{session.ProtectedName(random, "__READ__0000000001"), false, false},
+		{znodes.ProtectedName(random, "__READ__0000000001"), false, false},
 		{"_c_" + strings.Repeat("8", 32) + "-lock-0000000001", false, false}, // go-zookeeper's zk.Lock
 		{"888888888888888888888888-lock-0000000001", false, false},
 		{"lock-0000000001", false, false},
@@ -111,7 +111,7 @@ func TestALongLineIsInTheOrderOfItsNumbersAndThoseOfOneNumberInThatOfTheirNames(
 		var want []Child
 		for i := range int32(1000) {
 			for range 1 + r.IntN(2)*r.IntN(3) {
-				c := Child{Name: fmt.Sprintf("_c_%s-lock-%010d", session.NewGUID(), first+i), Base: "lock-", Seq: first + i}
+				c := Child{Name: fmt.Sprintf("_c_%s-lock-%010d", znodes.NewGUID(), first+i), Base: "lock-", Seq: first + i}
 				names, want = append(names, c.Name), append(want, c)
 			}
 		}

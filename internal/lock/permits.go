@@ -14,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // Permits has all permits that one Semaphore value holds through one ZooKeeper session, from the
@@ -29,7 +30,7 @@ type Permits struct {
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
 	free   func()              // stops the limits of p (Hold.limited); nil before the first permit, and without limits
 	within []*session.Function // the program's functions that have acquired permits of p
-	last   *session.Deletion   // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
+	last   *znodes.Deletion    // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
 
 // The type `taking` is one Acquire, with the number of its permits that are not yet released.
@@ -43,7 +44,7 @@ type taking struct {
 type Permit struct {
 	Path     string // as the server knows it
 	Weight   int64
-	ownWatch *session.OwnWatch
+	ownWatch *znodes.OwnWatch
 }
 
 // NewPermits returns an empty Permits of the semaphore `root` in the session inc. s is its stake in
@@ -75,7 +76,7 @@ func (p *Permits) Add(leases []Permit, n int64) error {
 		return lost
 	}
 	for i := range leases {
-		leases[i].ownWatch = p.Incarnation.WatchOwn(leases[i].Path, p)
+		leases[i].ownWatch = znodes.WatchOwn(p.Incarnation, leases[i].Path, p)
 		leases[i].ownWatch.Made(false)
 	}
 	p.taken = append(p.taken, taking{at: time.Now(), n: n})
@@ -134,7 +135,7 @@ func (p *Permits) Held() int64 {
 // Release releases n permits of p, which has at least n. The caller is the Do of the function f or,
 // if f is nil, no Do. The result `left` reports whether p has any permits after this call. If p was
 // lost, Release deletes nothing, and returns the loss.
-func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.Deletion, lost error) {
+func (p *Permits) Release(n int64, f *session.Function) (left bool, r *znodes.Deletion, lost error) {
 	p.mu.Lock()
 	for some := n; some > 0 && len(p.taken) > 0; { // first the caller's own, then those of no Do, each oldest first
 		i := slices.IndexFunc(p.taken, func(t taking) bool { return t.of == f })
@@ -162,7 +163,7 @@ func (p *Permits) Release(n int64, f *session.Function) (left bool, r *session.D
 
 // Result returns the outcome of r, which Release has returned. If that is a loss, and the session has
 // ended or Release has released the last permit, p is lost, too.
-func (p *Permits) Result(r *session.Deletion) error {
+func (p *Permits) Result(r *znodes.Deletion) error {
 	err := r.Result()
 	if err != nil {
 		p.Err() // if the session has ended, Err ends the remaining permits by the loss
@@ -173,15 +174,15 @@ func (p *Permits) Result(r *session.Deletion) error {
 
 // The method `give` releases n permits: it deletes their znodes in the background. If it releases a
 // part of a znode's permits, another znode replaces this znode.
-func (p *Permits) give(n int64) *session.Deletion {
+func (p *Permits) give(n int64) *znodes.Deletion {
 	var gone []Permit
 	for n > 0 {
 		last := len(p.leases) - 1
 		l := p.leases[last]
 		gone = append(gone, l)
 		if l.Weight > n {
-			rest := Permit{Path: session.ChildPath(p.dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
-			rest.ownWatch = p.Incarnation.WatchOwn(rest.Path, p)
+			rest := Permit{Path: znodes.ChildPath(p.dir, PermitsName(l.Weight-n)), Weight: l.Weight - n}
+			rest.ownWatch = znodes.WatchOwn(p.Incarnation, rest.Path, p)
 			p.leases[last] = rest
 			p.traceEach(trace.Move, l.Path, rest)
 			return p.change(gone, &rest)
@@ -196,11 +197,11 @@ func (p *Permits) give(n int64) *session.Deletion {
 // The method `change` deletes, in the background, the znodes of the permits in `gone`. If `rest` is
 // not nil, its znode replaces the last of them. After such a change, every change waits for the change
 // before it: it may delete the new znode.
-func (p *Permits) change(gone []Permit, rest *Permit) *session.Deletion {
+func (p *Permits) change(gone []Permit, rest *Permit) *znodes.Deletion {
 	inc, before, paths, whole := p.Incarnation, p.last, PathsOf(gone), ""
-	d := &session.Deletion{Paths: paths, Then: drop(gone)}
+	d := &znodes.Deletion{Paths: paths, Then: drop(gone)}
 	if rest == nil && before == nil { // there is no earlier change to wait for
-		return inc.Delete(d)
+		return znodes.Delete(inc, d)
 	}
 	d.Paths = []string{paths[0]}
 	if rest != nil {
@@ -208,7 +209,7 @@ func (p *Permits) change(gone []Permit, rest *Permit) *session.Deletion {
 		then := d.Then
 		d.Then = func() { then(); rest.ownWatch.Made(false) }
 	}
-	var removed *session.Deletion
+	var removed *znodes.Deletion
 	d.By = func() (err error) {
 		if before != nil {
 			if err := before.Outcome(context.Background()); !session.IsClosed(before.Done) {
@@ -219,7 +220,7 @@ func (p *Permits) change(gone []Permit, rest *Permit) *session.Deletion {
 		if rest != nil {
 			// One transaction does both, so no client counts too few permits.
 			var rs []zk.MultiResponse
-			rs, err = inc.Multi(context.Background(),
+			rs, err = znodes.Multi(context.Background(), inc,
 				&zk.CreateRequest{Path: rest.Path, Data: inc.Manager.Owner, Acl: inc.Manager.Config.ACL, Flags: zk.FlagEphemeral},
 				&zk.DeleteRequest{Path: whole, Version: -1})
 			if len(rs) > 0 && session.IsNodeExists(rs[0].Error) {
@@ -227,11 +228,11 @@ func (p *Permits) change(gone []Permit, rest *Permit) *session.Deletion {
 			}
 		}
 		if removed == nil && len(paths) > 0 {
-			removed = inc.Remove(paths...)
+			removed = znodes.Remove(inc, paths...)
 		}
-		return session.Worse(err, removed.Outcome(context.Background()))
+		return znodes.Worse(err, removed.Outcome(context.Background()))
 	}
-	p.last = inc.Delete(d)
+	p.last = znodes.Delete(inc, d)
 	return p.last
 }
 
@@ -305,7 +306,7 @@ func (p *Permits) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error
 	if len(paths) == 0 {
 		return nil, ErrNotLocked
 	}
-	full, dir, err := p.Incarnation.Manager.CheckOps(ops, paths...)
+	full, dir, err := znodes.CheckOps(p.Incarnation.Manager, ops, paths...)
 	if err != nil {
 		return nil, err
 	}
@@ -342,11 +343,11 @@ func (p *Permits) traceEach(event, from string, leases ...Permit) {
 		return
 	}
 	for _, l := range leases {
-		line := p.Incarnation.TraceLine(event, trace.Semaphore, p.root, session.BaseName(l.Path))
+		line := p.Incarnation.TraceLine(event, trace.Semaphore, p.root, znodes.BaseName(l.Path))
 		line.Permits = l.Weight
 		switch event {
 		case trace.Move:
-			line.From, line.Limit = session.BaseName(from), p.limit.Load()
+			line.From, line.Limit = znodes.BaseName(from), p.limit.Load()
 		case trace.Grant:
 			line.Use, line.Limit = 1, p.limit.Load()
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/session/sessiontest"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -21,9 +22,9 @@ func permitsOf(t *testing.T, m *session.Manager, n int64) *Permits {
 	harness.Must(t, err)
 	const dir = "/s/leases"
 	p := NewPermits(inc, stake, "/s", dir, nil, new(atomic.Int64))
-	made := session.Creation{Dir: session.Dir{Path: dir}, Paths: []string{dir + "/all"}}
-	harness.Must(t, inc.MakeDir(t.Context(), made.Dir))
-	harness.Must(t, inc.CreateEphemeral(t.Context(), &made))
+	made := znodes.Creation{Dir: znodes.Dir{Path: dir}, Paths: []string{dir + "/all"}}
+	harness.Must(t, znodes.MakeDir(t.Context(), inc, made.Dir))
+	harness.Must(t, znodes.CreateEphemeral(t.Context(), inc, &made))
 	harness.Must(t, p.Add([]Permit{{Path: made.Paths[0], Weight: n}}, n))
 	return p
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -170,7 +171,7 @@ func leaveInOrder(t *testing.T, order []int, apart time.Duration, nth int64, nam
 		}
 		names, _, err := inc.ChildrenFresh(t.Context(), "/m")
 		harness.Must(t, err)
-		if len(names) != 1 || names[0] != session.BaseName(claim.Znode()) {
+		if len(names) != 1 || names[0] != znodes.BaseName(claim.Znode()) {
 			t.Fatalf("%s: granted beside %q", what, names)
 		}
 		if listed.Load() < 2 {
@@ -365,9 +366,9 @@ func TestContendersThatRelistAreGrantedNeitherTooEarlyNorNever(t *testing.T) {
 				_, inc := live(t, srv)
 				var theirs []string
 				for len(theirs) < fillers {
-					guid := session.NewGUID()
-					c := session.Creation{Dir: session.Dir{Path: "/m"}, Paths: []string{session.ChildPath("/m", session.ProtectedName(guid, "lock-"))}, GUID: guid}
-					err := inc.CreateEphemeral(t.Context(), &c)
+					guid := znodes.NewGUID()
+					c := znodes.Creation{Dir: znodes.Dir{Path: "/m"}, Paths: []string{znodes.ChildPath("/m", znodes.ProtectedName(guid, "lock-"))}, GUID: guid}
+					err := znodes.CreateEphemeral(t.Context(), inc, &c)
 					path := c.Path
 					harness.Must(t, err)
 					theirs = append(theirs, path)

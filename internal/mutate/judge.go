@@ -44,7 +44,7 @@ func first(dirs []string) (all []*judge) {
 // The list `others` has the packages whose tests judge the surviving mutants. The function `each` makes judges of
 // these tests.
 var others = []string{
-	"internal/suite/model", "internal/session", ".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
+	"internal/suite/model", "internal/session", "internal/znodes", ".", "internal/suite/cancel", "internal/suite/cases", "internal/suite/closing", "internal/suite/doublebarrier", "internal/suite/lag",
 	"internal/suite/linear", "internal/suite/locks", "internal/suite/loss", "internal/suite/observe", "internal/suite/queue",
 	"internal/suite/semaphore", "internal/suite/session", "internal/suite/state", "internal/suite/strangers", "internal/suite/txn",
 }

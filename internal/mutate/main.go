@@ -54,7 +54,7 @@ import (
 	"time"
 )
 
-var packages = []string{"internal/conn", "internal/lease", "internal/session", "internal/txn", "internal/lock", "internal/queue"}
+var packages = []string{"internal/conn", "internal/lease", "internal/session", "internal/znodes", "internal/txn", "internal/lock", "internal/queue"}
 
 var (
 	n       = flag.Int("n", 420, "judge so many `mutants`, less those that do not compile")

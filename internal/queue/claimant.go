@@ -14,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file claims elements, so that an element never has two claims at the same time, even if
@@ -48,7 +49,7 @@ type claimant struct {
 	running bool                       // set while a goroutine settles the entries in `queue`
 	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items
 
-	watch *session.OwnWatch // watch of the mark; nil until the mark is created; used only by the goroutine that has the `turn`
+	watch *znodes.OwnWatch // watch of the mark; nil until the mark is created; used only by the goroutine that has the `turn`
 }
 
 // whenIdle is the time after which a claimant without users and items ends.
@@ -151,16 +152,16 @@ func (c *claimant) finish() {
 		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, lost), loss))
 	}
 	if made && c.inc.Ctx.Err() == nil {
-		c.inc.Delete(&session.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
+		znodes.Delete(c.inc, &znodes.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
 		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // the elements are free: wakes the consumers of this session
 	}
 	left()
 }
 
-func (c *claimant) path() string { return session.ChildPath(c.q.live, c.mark) }
+func (c *claimant) path() string { return znodes.ChildPath(c.q.live, c.mark) }
 
 // Vanished is called when another client has deleted the mark.
-func (c *claimant) Vanished(*session.OwnWatch) { c.lose(c.inc.Deleted()) }
+func (c *claimant) Vanished(*znodes.OwnWatch) { c.lose(c.inc.Deleted()) }
 
 // The method `lost` returns the reason of the loss, or nil if the claims are not lost.
 func (c *claimant) lost() error {
@@ -184,7 +185,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err 
 	read := make(chan struct{})
 	c.q.m.Spawn(func() {
 		defer close(read)
-		nodes, failure = c.inc.GetVisible(session.Finishing, pathsOf(c.q.dir, es, (*element).key))
+		nodes, failure = znodes.GetVisible(session.Finishing, c.inc, pathsOf(c.q.dir, es, (*element).key))
 	})
 	claimed, err := c.claim(t, es, hands)
 	if err != nil {
@@ -238,13 +239,13 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	}
 	if c.watch == nil { // the first claim
 		since := c.inc.Watches.Connection()
-		mark := session.Creation{Dir: session.Dir{Path: c.q.live}, Paths: []string{c.path()}, Data: c.q.m.Owner}
-		if err := c.inc.CreateEphemeral(session.Finishing, &mark); err != nil {
+		mark := znodes.Creation{Dir: znodes.Dir{Path: c.q.live}, Paths: []string{c.path()}, Data: c.q.m.Owner}
+		if err := znodes.CreateEphemeral(session.Finishing, c.inc, &mark); err != nil {
 			c.lose(nil) // the servers may have created the mark, so its name is not used again
 			return nil, err
 		}
 		c.exists(nil, since)
-		c.watch = c.inc.WatchOwn(c.path(), c)
+		c.watch = znodes.WatchOwn(c.inc, c.path(), c)
 		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
 	next := c.next(t)
@@ -259,7 +260,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		with = append(with, t.keys)
 	}
 	rs, err := c.write(t, next, with...)
-	switch i := session.FailedOp(rs); {
+	switch i := znodes.FailedOp(rs); {
 	case err == nil:
 	case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 		return nil, errOutrun
@@ -334,8 +335,8 @@ func (c *claimant) next(t *lot) *board {
 // If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
 // that line while the mark exists.
 func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, error) {
-	path, data := session.ChildPath(c.q.dir, t.name), next.marshal()
-	if len(data) > session.MaxPacket/2 {
+	path, data := znodes.ChildPath(c.q.dir, t.name), next.marshal()
+	if len(data) > znodes.MaxPacket/2 {
 		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", t.name, len(data), session.ErrTooLarge)
 	}
 	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: t.version}}, with...)
@@ -381,12 +382,12 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: version}
 		}
 		rs = nil
-		p, err := c.inc.StartMulti(session.Finishing, append([]any{first}, ops...))
+		p, err := znodes.StartMulti(session.Finishing, c.inc, append([]any{first}, ops...))
 		if err == nil {
 			rs, err = p.Wait(session.Finishing, c.inc)
 			open = open || session.OutcomeOf(err) == session.Unknown // even if the session has ended
 		}
-		atMark := session.FailedOp(rs) == 0
+		atMark := znodes.FailedOp(rs) == 0
 		switch {
 		case err == nil:
 			c.exists(rs[0].Stat, since)
@@ -494,7 +495,7 @@ func (c *claimant) flush() (some bool) {
 		rs, err := c.write(t, c.next(t), ring(c.q.dir))
 		for outrun(err) {
 			var n session.Node
-			if n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, session.ChildPath(c.q.dir, t.name)); session.IsNoNode(err) {
+			if n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, znodes.ChildPath(c.q.dir, t.name)); session.IsNoNode(err) {
 				err = nil // a deleted bucket has no elements
 			} else if err == nil {
 				now := newLot(t.bucket, n)

@@ -8,6 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file removes unclaimed elements without a delivery.
@@ -78,7 +79,7 @@ func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *se
 				n, more = len(ops), len(ops) < len(es)
 				next := t.next()
 				next.forget(numbers(es[:n]))
-				ops = append(ops, &zk.SetDataRequest{Path: session.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
+				ops = append(ops, &zk.SetDataRequest{Path: znodes.ChildPath(q.dir, t.name), Data: next.marshal(), Version: t.version})
 				if slices.ContainsFunc(es[:n], (*element).keyed) {
 					// Ring the bell: other elements with these keys may be free now, for example elements
 					// that were sent during Clear.
@@ -102,7 +103,7 @@ func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *se
 func (q *Common) Deletions(paths []string) (ops []any) {
 	size := 0
 	for _, path := range paths[:min(len(paths), maxPost)] {
-		if size += q.m.SizeOf(path, nil); len(ops) > 0 && size > session.MaxPacket/2 {
+		if size += znodes.SizeOf(q.m, path, nil); len(ops) > 0 && size > znodes.MaxPacket/2 {
 			break
 		}
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})

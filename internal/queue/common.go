@@ -7,6 +7,7 @@ import (
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A Common is the part of an Engine that all layouts share.
@@ -29,7 +30,7 @@ type Common struct {
 func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []byte) *Common {
 	dir := m.Full(cfg.Path)
 	q := &Common{
-		m: m, cfg: cfg, unframe: unframe, Line: lock.New(m, cfg.Path+"-consumers", session.ProtectedName, "turn-"),
+		m: m, cfg: cfg, unframe: unframe, Line: lock.New(m, cfg.Path+"-consumers", znodes.ProtectedName, "turn-"),
 		dir: dir, live: dir + "-live", ids: dir + "-ids", Receipts: dir + "-receipts", Dead: dir + "-dead",
 	}
 	q.Skips.Complain = q.Complain
@@ -42,7 +43,7 @@ func NewCommon(m *session.Manager, cfg Settings, unframe func(stored []byte) []b
 // nothing.
 func (q *Common) vet(ctx context.Context, inc *session.Incarnation) error {
 	for _, dir := range []string{q.dir, q.live, q.Receipts, q.ids, q.Dead} {
-		if err := inc.Vet(ctx, session.Dir{Path: dir}); err != nil {
+		if err := znodes.Vet(ctx, inc, znodes.Dir{Path: dir}); err != nil {
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	txns "github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file stores, reads and removes dead letters, for all layouts.
@@ -33,7 +34,7 @@ const maxReason = 1000 // bytes
 // priority, as the layout writes it. If the parent znode does not exist, the caller must create it.
 func (q *Common) Make(class string, stored []byte, sent time.Time, attempts int, fault error) []any {
 	digits := randomDigits(letterDigits)
-	letter := &zk.CreateRequest{Path: session.ChildPath(q.Dead, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+	letter := &zk.CreateRequest{Path: znodes.ChildPath(q.Dead, "dead-"+class+"-"+digits+"-"), Data: stored, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
 	reason := "unknown"
 	if fault != nil {
 		reason = strings.ToValidUTF8(fault.Error(), "\uFFFD")
@@ -42,8 +43,8 @@ func (q *Common) Make(class string, stored []byte, sent time.Time, attempts int,
 		reason = strings.ToValidUTF8(reason[:maxReason], "")
 	}
 	data, _ := json.Marshal(map[string]any{"reason": reason, "attempts": attempts, "first": sent.UnixMilli()})
-	why := &zk.CreateRequest{Path: session.ChildPath(q.Dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
-	if q.m.SizeOf(letter.Path, stored)+q.m.SizeOf(why.Path, data)+3*q.m.SizeOf(letter.Path, nil) > session.MaxPacket {
+	why := &zk.CreateRequest{Path: znodes.ChildPath(q.Dead, whyName(digits)), Data: data, Acl: q.m.Config.ACL}
+	if znodes.SizeOf(q.m, letter.Path, stored)+znodes.SizeOf(q.m, why.Path, data)+3*znodes.SizeOf(q.m, letter.Path, nil) > znodes.MaxPacket {
 		return []any{letter} // both would be too large for a transaction that also deletes the element, and has a receipt
 	}
 	return []any{letter, why}
@@ -63,7 +64,7 @@ func parseDead(name string) (*Letter, bool) {
 	if !ok || j < 0 || rest[i] != '-' || rest[j] != '-' {
 		return nil, false
 	}
-	seq, ok := session.ParseSeq(rest[i+1:])
+	seq, ok := znodes.ParseSeq(rest[i+1:])
 	return &Letter{ID: name, Priority: rest[:j], digits: rest[j+1 : i], seq: seq}, ok
 }
 
@@ -77,7 +78,7 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return func(yield func(*Letter, error) bool) {
 		var ds []*Letter
 		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = inc.VetHere(ctx, q.Dead); err == nil {
+			if err = znodes.VetHere(ctx, inc, q.Dead); err == nil {
 				ds, err = q.Unread(ctx, inc)
 			}
 			return err
@@ -101,12 +102,12 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 // If the servers refuse to let the client read the data, `d` stays without data, and the error is
 // zk.ErrNoAuth.
 func (q *Common) read(ctx context.Context, d *Letter) error {
-	paths := []string{session.ChildPath(q.Dead, d.ID), session.ChildPath(q.Dead, whyName(d.digits))}
+	paths := []string{znodes.ChildPath(q.Dead, d.ID), znodes.ChildPath(q.Dead, whyName(d.digits))}
 	return q.m.During(ctx, func(inc *session.Incarnation) error {
-		if err := inc.VetHere(ctx, q.Dead); err != nil {
+		if err := znodes.VetHere(ctx, inc, q.Dead); err != nil {
 			return err // an unauthorized client may have written the letter
 		}
-		nodes, err := inc.GetVisible(ctx, paths)
+		nodes, err := znodes.GetVisible(ctx, inc, paths)
 		switch {
 		case err != nil:
 			return err
@@ -120,7 +121,7 @@ func (q *Common) read(ctx context.Context, d *Letter) error {
 				continue
 			}
 			d.Removal = append(d.Removal, &zk.DeleteRequest{Path: paths[i], Version: -1})
-			if !n.Concealed() && d.Since.IsZero() {
+			if !znodes.Concealed(n) && d.Since.IsZero() {
 				d.Since = time.UnixMilli(n.Stat.Ctime)
 			}
 		}

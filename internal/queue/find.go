@@ -14,6 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file finds free elements with few requests, however long the queue is. claimant.go claims them,
@@ -145,7 +146,7 @@ func earlier(a, b time.Time) time.Time {
 // The method `search` finds free elements. The argument `how` has the settings of the search.
 func (q *finder) search(ctx context.Context, inc *session.Incarnation, how finding) (*finding, error) {
 	how.due = q.Skips.Next()
-	path := session.ChildPath(q.dir, keysName)
+	path := znodes.ChildPath(q.dir, keysName)
 	for {
 		f := new(finding)
 		*f = how
@@ -182,7 +183,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 		// has sent the first such element since the search looked for "keys", or another client has
 		// deleted "keys".
 		q.keyed.Store(true)
-		if _, err := inc.Create(ctx, path, nil); err != nil && !session.IsNoNode(err) {
+		if _, err := znodes.Create(ctx, inc, path, nil); err != nil && !session.IsNoNode(err) {
 			return nil, err
 		}
 	}
@@ -317,7 +318,7 @@ const aliveFor = time.Second
 // lots. The result `others` is true if the board of a lot with elements keeps a line of another mark. If
 // `watch` is set, `lots` lists the marks even if the last listing is fresh.
 func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []bucket, watch bool) (lots []*lot, others bool, err error) {
-	nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, buckets, bucket.text))
+	nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, buckets, bucket.text))
 	if err != nil {
 		return nil, false, err
 	}
@@ -394,7 +395,7 @@ func (q *finder) deleteEmpty(inc *session.Incarnation, lots []*lot, all []bucket
 			continue
 		}
 		if q.listings.Delete(t.name); !t.delayed && t.number < newest[t.prio] || t.delayed && t.number < over {
-			inc.Tidy(&session.Deletion{Paths: []string{session.ChildPath(q.dir, t.name)}})
+			znodes.Tidy(inc, &znodes.Deletion{Paths: []string{znodes.ChildPath(q.dir, t.name)}})
 		}
 	}
 }
@@ -408,7 +409,7 @@ func (q *finder) list(ctx context.Context, inc *session.Incarnation, t *lot) err
 		t.elements = before.elements
 		return nil
 	}
-	names, stat, err := inc.Children(ctx, session.ChildPath(q.dir, t.name))
+	names, stat, err := inc.Children(ctx, znodes.ChildPath(q.dir, t.name))
 	if session.IsNoNode(err) || q.Skips.Unreadable(t.name, err) {
 		return nil // the bucket was empty, and is deleted; or the client cannot read it
 	}
@@ -454,7 +455,7 @@ func (q *finder) guard(ctx context.Context, inc *session.Incarnation, lots []*lo
 		only, barred := next[keyOf(e.tag)]
 		return !e.keyed() || !barred || only == e.key()
 	}
-	keys := &zk.SetDataRequest{Path: session.ChildPath(q.dir, keysName), Version: version}
+	keys := &zk.SetDataRequest{Path: znodes.ChildPath(q.dir, keysName), Version: version}
 	for _, t := range lots {
 		t.keys = keys
 		claimed := t.board.claimed()

@@ -7,6 +7,7 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file makes idle consumers wait: an element that is sent to an empty queue wakes one of them.
@@ -36,7 +37,7 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 		}
 	}
 	// The pump joins its watches before it searches, so it misses no event after the search.
-	paused := session.ChildPath(q.dir, pausedName) // another client may delete it without a ring of the bell
+	paused := znodes.ChildPath(q.dir, pausedName) // another client may delete it without a ring of the bell
 	watches := make([]*conn.Watch, 3)
 	for i, key := range []conn.WatchKey{{Kind: conn.WatchData, Path: q.dir}, {Kind: conn.WatchData, Path: paused}, {Kind: conn.WatchChildren, Path: q.live}} {
 		watches[i] = inc.Watches.Join(key)
@@ -44,12 +45,12 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 	}
 	switch data, _, err := inc.Get(p.ctx, q.dir); {
 	case session.IsNoNode(err):
-		_, err = inc.Create(p.ctx, q.dir, ring(q.dir).Data)
+		_, err = znodes.Create(p.ctx, inc, q.dir, ring(q.dir).Data)
 		return err
 	case err != nil:
 		return err
 	case !ours(data):
-		return q.m.Mixed(q.dir)
+		return znodes.Mixed(q.m, q.dir)
 	}
 	if p.found, err = q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: true}); err != nil || len(p.found.es) > 0 {
 		return err

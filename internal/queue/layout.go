@@ -13,7 +13,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file defines the znodes of a queue in zsync's own layout. Every claim and every Send relies on
@@ -84,7 +84,7 @@ type bucket struct {
 func pathsOf[E any](dir string, es []E, name func(E) string) []string {
 	paths := make([]string, len(es))
 	for i, e := range es {
-		paths[i] = session.ChildPath(dir, name(e))
+		paths[i] = znodes.ChildPath(dir, name(e))
 	}
 	return paths
 }
@@ -172,7 +172,7 @@ const (
 )
 
 // randomDigits returns random hexadecimal digits, at most 32.
-func randomDigits(n int) string { return strings.ReplaceAll(session.NewGUID(), "-", "")[:n] }
+func randomDigits(n int) string { return strings.ReplaceAll(znodes.NewGUID(), "-", "")[:n] }
 
 // The lengths of hashes. If two keys have the same hash, zsync treats the two as one key. That does
 // no other harm. Two IDs must not have the same hash, so the hash of an ID is longer.
@@ -258,7 +258,7 @@ func parseElement(b bucket, name string) (e *element, ok bool) {
 		e.tag, rest, ok = tag, more, isTag(tag)
 	}
 	if ok {
-		e.seq, ok = session.ParseSeq(rest)
+		e.seq, ok = znodes.ParseSeq(rest)
 	}
 	return e, ok
 }

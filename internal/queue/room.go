@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file makes Send wait while the queue is full. The limit is soft: between two counts, a producer adds
@@ -128,7 +129,7 @@ func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func
 		if err != nil {
 			return 0, 0, err
 		}
-		nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, all, bucket.text))
+		nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, all, bucket.text))
 		if err != nil {
 			return 0, 0, err
 		}
@@ -136,7 +137,7 @@ func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func
 		var changes []int64 // each Pzxid changes when an element is added or removed
 		for _, b := range nodes {
 			switch {
-			case b.Concealed():
+			case znodes.Concealed(b):
 				return 0, 0, zk.ErrNoAuth // the number of its elements is unknown
 			case b.Stat != nil:
 				n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)

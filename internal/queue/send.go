@@ -19,6 +19,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file stores elements in the newest bucket, and creates the next bucket when the newest is full.
@@ -75,7 +76,7 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	}
 	if b.ID != "" {
 		p.id = tagOf("", b.ID)[1:]
-		p.size += 2 * q.m.SizeOf(q.idPath(p.id), make([]byte, 64))
+		p.size += 2 * znodes.SizeOf(q.m, q.idPath(p.id), make([]byte, 64))
 	}
 	for i, data := range b.Data {
 		key := ""
@@ -83,9 +84,9 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 			key = b.Keys[i]
 		}
 		p.tags = append(p.tags, tagOf(key, b.ID))
-		p.size += len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + q.m.SizeOfACL(q.m.Config.ACL)
+		p.size += len(data) + len(q.dir) + len("/b-00000-0000000000/t0000000000000-") + 48 + 2 + keyDigits + idDigits + znodes.SizeOfACL(q.m, q.m.Config.ACL)
 	}
-	limit := session.MaxPacket - q.overhead()
+	limit := znodes.MaxPacket - q.overhead()
 	if len(b.Data) == 1 {
 		// A client that returns or requeues the element, or makes it a dead letter, needs a larger
 		// request: that request also has the paths of other znodes, which can be long.
@@ -99,7 +100,7 @@ func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 
 // The method `overhead` returns the bytes that a transaction needs in addition to its elements.
 func (q *Common) overhead() int {
-	return 62 + 2*q.m.SizeOf(q.Receipts, make([]byte, 37)) + 3*q.m.SizeOf(q.dir+"/"+bucketName(0, math.MaxInt64), nil)
+	return 62 + 2*znodes.SizeOf(q.m, q.Receipts, make([]byte, 37)) + 3*znodes.SizeOf(q.m, q.dir+"/"+bucketName(0, math.MaxInt64), nil)
 }
 
 // The type `outbox` has the parcels of one transaction for one queue.
@@ -182,7 +183,7 @@ func (q *producer) take() (group []*parcel) {
 		size += p.size + q.overhead() // the parcel may need a new bucket
 		n += len(p.data)
 		twice := p.id != "" && slices.ContainsFunc(group, func(o *parcel) bool { return o.id == p.id })
-		if len(group) > 0 && (size > session.MaxPacket || n > maxGroup || twice) {
+		if len(group) > 0 && (size > znodes.MaxPacket || n > maxGroup || twice) {
 			break
 		}
 		group = append(group, p)
@@ -208,7 +209,7 @@ func (q *producer) post(group []*parcel) error {
 	}
 	x := &load{m: q.m, sends: []*outbox{{producer: q, group: slices.Clone(group)}}}
 	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return q.Commit(ctx, ops) })
-	if err != nil && len(group) > 1 && (session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrMixed)) {
+	if err != nil && len(group) > 1 && (session.OutcomeOf(err) == session.Answered || errors.Is(err, znodes.ErrMixed)) {
 		// Nothing was applied. Perhaps only one of the calls is at fault.
 		for _, p := range group {
 			err := q.post([]*parcel{p})
@@ -246,7 +247,7 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 			return x.answered(rs), nil
 		}
 		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
-		i, open := session.FailedOp(rs), session.OutcomeOf(err) != session.Answered
+		i, open := znodes.FailedOp(rs), session.OutcomeOf(err) != session.Answered
 		if open {
 			x.forget()
 		}
@@ -309,8 +310,8 @@ func (o *outbox) learn(rs []zk.MultiResponse) {
 // The method `filled` is called with the path of each znode that a transaction has created. If the znode
 // is an element that fills its bucket, `filled` returns the bucket, and forgets a delayed bucket.
 func (q *producer) filled(path string) (b bucket, full bool) {
-	b, ok := parseBucket(session.BaseName(session.ParentPath(path)))
-	e, is := parseElement(b, session.BaseName(path))
+	b, ok := parseBucket(znodes.BaseName(znodes.ParentPath(path)))
+	e, is := parseElement(b, znodes.BaseName(path))
 	if full = ok && is && e.seq >= bucketSize-1; full && b.delayed {
 		q.slots.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
 	}
@@ -323,19 +324,19 @@ func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio in
 	if t, ok := q.known.Load(prio); ok {
 		return t.(*tail), nil
 	}
-	nodes, err := inc.GetAll(ctx, []string{q.dir, session.ChildPath(q.dir, tailName(prio))})
+	nodes, err := znodes.GetAll(ctx, inc, []string{q.dir, znodes.ChildPath(q.dir, tailName(prio))})
 	switch {
 	case err != nil:
 		return nil, err
 	case nodes[0].Stat == nil:
 		// The znode is not a container: the servers delete an empty container, and the numbers of the buckets
 		// would then begin with the zxid of another znode.
-		if _, err := inc.Create(ctx, q.dir, []byte(marks.Dir)); err != nil {
+		if _, err := znodes.Create(ctx, inc, q.dir, []byte(marks.Dir)); err != nil {
 			return nil, err
 		}
 		return q.locate(ctx, inc, prio)
 	case !ours(nodes[0].Data):
-		return nil, q.m.Mixed(q.dir)
+		return nil, znodes.Mixed(q.m, q.dir)
 	}
 	// Each transaction that creates a bucket has a higher zxid than the number of that bucket. It writes the
 	// queue's znode, and adds a child.
@@ -345,11 +346,11 @@ func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio in
 	}
 	t.made, t.version = true, n.Stat.Version
 	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
-		return nil, q.m.Mixed(q.dir)
+		return nil, znodes.Mixed(q.m, q.dir)
 	}
 	// The producer that fills a bucket creates the next one in its next Send. If it sends no more, the tail
 	// still names the full bucket.
-	if nodes, err = inc.GetAll(ctx, []string{session.ChildPath(q.dir, bucketName(prio, t.bucket))}); err != nil {
+	if nodes, err = znodes.GetAll(ctx, inc, []string{znodes.ChildPath(q.dir, bucketName(prio, t.bucket))}); err != nil {
 		return nil, err
 	}
 	t.gone = nodes[0].Stat == nil
@@ -383,7 +384,7 @@ func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 			if o.next[p.prio] == nil {
 				o.open(p.prio, *tails[p.prio])
 			}
-			dir = session.ChildPath(o.dir, bucketName(p.prio, o.next[p.prio].bucket))
+			dir = znodes.ChildPath(o.dir, bucketName(p.prio, o.next[p.prio].bucket))
 		} else if dir, cure, err = o.slot(ctx, inc, slotOf(p.prio, p.due, time.Now().UnixMilli())); session.IsNoNode(err) {
 			o.forget() // another client has deleted the queue
 			return o.build(ctx, inc)
@@ -391,16 +392,16 @@ func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 			return err
 		}
 		if p.id != "" {
-			o.identify(ctx, p, session.BaseName(dir))
+			o.identify(ctx, p, znodes.BaseName(dir))
 		}
 		for i, data := range p.data {
 			keyed = keyed || keyOf(p.tags[i]) != ""
-			o.add(&zk.CreateRequest{Path: session.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, cure)
+			o.add(&zk.CreateRequest{Path: znodes.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, cure)
 		}
 	}
-	if keys := session.ChildPath(o.dir, keysName); keyed {
+	if keys := znodes.ChildPath(o.dir, keysName); keyed {
 		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := inc.Create(ctx, keys, nil)
+			_, err := znodes.Create(ctx, inc, keys, nil)
 			if session.IsNoNode(err) {
 				err = nil // the queue was deleted: the servers refuse the next attempt, and then `locate` creates the queue
 			}
@@ -429,7 +430,7 @@ func (o *outbox) anew(_ *session.Incarnation, err error) error {
 // after these steps.
 func (o *outbox) open(prio int, t tail) {
 	acl := o.m.Config.ACL
-	path := session.ChildPath(o.dir, tailName(prio))
+	path := znodes.ChildPath(o.dir, tailName(prio))
 	o.next[prio] = &t
 	if !t.full {
 		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, o.anew)
@@ -439,7 +440,7 @@ func (o *outbox) open(prio int, t tail) {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.
-		o.add(&zk.CheckVersionRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Version: -1}, o.anew)
+		o.add(&zk.CheckVersionRequest{Path: znodes.ChildPath(o.dir, bucketName(prio, t.bucket)), Version: -1}, o.anew)
 	}
 	t.bucket = max(t.bucket+1, t.least)
 	number := []byte(strconv.FormatInt(t.bucket, 10))
@@ -449,7 +450,7 @@ func (o *outbox) open(prio int, t tail) {
 	} else {
 		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, o.anew)
 	}
-	o.add(&zk.CreateRequest{Path: session.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, o.anew)
+	o.add(&zk.CreateRequest{Path: znodes.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, o.anew)
 	t.made, t.full, t.gone = true, false, false
 }
 
@@ -469,24 +470,24 @@ func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string
 		all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at) })
 		dice.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		all = all[:min(len(all), 16)]
-		nodes, err := inc.GetSmall(ctx, pathsOf(q.dir, all, func(name string) string { return name }))
+		nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, all, func(name string) string { return name }))
 		if err != nil {
 			return "", nil, err
 		}
 		i := slices.IndexFunc(nodes, func(n session.Node) bool {
-			return n.Stat != nil && !n.Concealed() && newLot(bucket{}, n).last < bucketSize-1
+			return n.Stat != nil && !znodes.Concealed(n) && newLot(bucket{}, n).last < bucketSize-1
 		})
 		if i >= 0 {
 			name = all[i]
 		} else {
 			name = at + randomDigits(12)
-			if _, err := inc.Create(ctx, session.ChildPath(q.dir, name), nil); err != nil {
+			if _, err := znodes.Create(ctx, inc, znodes.ChildPath(q.dir, name), nil); err != nil {
 				return "", nil, err
 			}
 		}
 		q.slots.Store(at, name)
 	}
-	return session.ChildPath(q.dir, name), cure, nil
+	return znodes.ChildPath(q.dir, name), cure, nil
 }
 
 func (q *Common) idPath(hash string) string { return q.ids + "/" + hash[:2] + "/" + hash[2:] }
@@ -500,7 +501,7 @@ func (o *outbox) identify(ctx context.Context, p *parcel, bucket string) {
 		case session.IsNoNode(err) && p.stale == nil:
 			// MakeDir creates the znode `ids` as a persistent znode. If `ids` were deleted and created
 			// again, its version would be 0 again, and the checks of the version would prove nothing.
-			return inc.MakeDir(ctx, session.Dir{Path: session.ParentPath(path)})
+			return znodes.MakeDir(ctx, inc, znodes.Dir{Path: znodes.ParentPath(path)})
 		case outrun(err), session.IsNodeExists(err):
 			return o.reread(ctx, inc)
 		}
@@ -523,7 +524,7 @@ func (o *outbox) reread(ctx context.Context, inc *session.Incarnation) error {
 		return err
 	}
 	with := slices.DeleteFunc(slices.Clone(o.group), func(p *parcel) bool { return p.id == "" })
-	nodes, err := inc.GetAll(ctx, pathsOf(o.ids, with, func(p *parcel) string { return p.id[:2] + "/" + p.id[2:] }))
+	nodes, err := znodes.GetAll(ctx, inc, pathsOf(o.ids, with, func(p *parcel) string { return p.id[:2] + "/" + p.id[2:] }))
 	if err != nil {
 		return err
 	}
@@ -535,7 +536,7 @@ func (o *outbox) reread(ctx context.Context, inc *session.Incarnation) error {
 		}
 		if known == nil || known.Mzxid != n.Stat.Mzxid { // a note that has expired stays expired
 			if now == nil {
-				now, err = inc.Set(ctx, session.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
+				now, err = inc.Set(ctx, znodes.ParentPath(o.idPath(p.id)), nil, -1) // for the servers' time
 				if session.IsNoNode(err) {
 					continue // a sweep has deleted the note
 				} else if err != nil {

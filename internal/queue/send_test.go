@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -54,7 +55,7 @@ func TestAProducerWhoseRepliesAreLostPutsNoMoreElementsIntoAFullBucket(t *testin
 					names, err := inc.Names(t.Context(), q.dir)
 					harness.Must(t, err)
 					for _, b := range parseBuckets(names) {
-						elements, err := inc.Names(t.Context(), session.ChildPath(q.dir, b.name))
+						elements, err := inc.Names(t.Context(), znodes.ChildPath(q.dir, b.name))
 						harness.Must(t, err)
 						if n := len(elements); n > bucketSize+1 {
 							t.Errorf("a bucket has %d elements", n)
@@ -85,7 +86,7 @@ func TestSendGoesOnWhenItsFullBucketWasDeleted(t *testing.T) {
 		harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
 			names, err := inc.Names(t.Context(), q.dir)
 			for _, b := range parseBuckets(names) {
-				inc.Remove(session.ChildPath(q.dir, b.name))
+				znodes.Remove(inc, znodes.ChildPath(q.dir, b.name))
 			}
 			return err
 		}))
@@ -179,7 +180,7 @@ func TestAnElementIsStoredAlthoughASweepDeletesItsNote(t *testing.T) {
 		harness.Must(t, queueAt(open(t, srv), "/q").Send(t.Context(), b))
 		wantTake(t, q, "x", 0)
 		note := q.idPath(tagOf("", "x")[1:])
-		shard := session.ParentPath(note)
+		shard := znodes.ParentPath(note)
 		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
 			return r.Session == m.SessionID() && r.Op == zktest.OpSetData && r.Path == shard
 		}))

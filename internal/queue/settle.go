@@ -13,6 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file settles each claimed element exactly once, even if replies or sessions are lost. A returned
@@ -153,7 +154,7 @@ func (c *claimant) settle(es []*entry) {
 		steps, owners, err := c.steps(es)
 		ops, touch, open := opsOf(steps), es[0].with != nil, false
 		if err == nil {
-			err = c.q.m.CheckSize(append(ops, &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner)}))
+			err = znodes.CheckSize(c.q.m, append(ops, &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner)}))
 		}
 		var rs []zk.MultiResponse
 		if err == nil {
@@ -173,7 +174,7 @@ func (c *claimant) settle(es []*entry) {
 			return
 		}
 		e := es[0]
-		if i := session.FailedOp(rs) - 1; i >= 0 {
+		if i := znodes.FailedOp(rs) - 1; i >= 0 {
 			if e = owners[i]; e.with != nil && 0 < i && i <= len(e.with.ops) { // an operation of the program: step 0 is the deletion
 				e.with.rs = make([]zk.MultiResponse, len(e.with.ops))
 				e.with.rs[i-1].Error = err
@@ -205,7 +206,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	q, moved := c.q, false
 	var ringer *entry // an entry that needs the bell
 	for _, e = range es {
-		add(&zk.DeleteRequest{Path: session.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
+		add(&zk.DeleteRequest{Path: znodes.ChildPath(q.dir, e.item.key()), Version: -1}, when(session.IsNoNode, func(*session.Incarnation) error {
 			return errMissing // another client has deleted the element without a claim
 		}))
 		keyed := e.item.keyed()
@@ -226,7 +227,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		case e.Fate == Bury:
 			for _, op := range q.Make(fmt.Sprintf("%05d%s", e.item.prio, keyOf(e.item.tag)), e.item.data, e.item.sent, tried, e.Reason) {
 				add(op, when(session.IsNoNode, func(inc *session.Incarnation) error {
-					return inc.MakeDir(session.Finishing, session.Dir{Path: q.Dead})
+					return znodes.MakeDir(session.Finishing, inc, znodes.Dir{Path: q.Dead})
 				}))
 			}
 		case e.Fate == Later:
@@ -238,7 +239,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 				err = errMissing // another client has deleted the queue
 			} else if err == nil {
 				name := laterName(due, int32(tried), e.item.sent.UnixMilli(), e.item.id(), e.item.tag)
-				add(&zk.CreateRequest{Path: session.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, cure)
+				add(&zk.CreateRequest{Path: znodes.ChildPath(dir, name), Data: e.item.data, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}, cure)
 			}
 		}
 		if err != nil {
@@ -246,9 +247,9 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		}
 	}
 	e = ringer
-	if keys := session.ChildPath(q.dir, keysName); moved {
+	if keys := znodes.ChildPath(q.dir, keysName); moved {
 		add(&zk.SetDataRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := inc.Create(session.Finishing, keys, nil)
+			_, err := znodes.Create(session.Finishing, inc, keys, nil)
 			return err
 		}))
 	}
@@ -287,9 +288,9 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 		switch {
 		case e.with != nil && rs == nil:
 			e.with.forget()
-			e.with.rs = c.q.m.BareResponses(c.inc.Recall(session.Finishing, e.with.ops, zxid))
+			e.with.rs = znodes.BareResponses(c.q.m, znodes.Recall(session.Finishing, c.inc, e.with.ops, zxid))
 		case e.with != nil:
-			e.with.rs = c.q.m.BareResponses(e.with.answered(rs[2:])) // the first two are the check of the mark and the deletion
+			e.with.rs = znodes.BareResponses(c.q.m, e.with.answered(rs[2:])) // the first two are the check of the mark and the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.Fate]
 		fates[word] = append(fates[word], e.item)
@@ -346,7 +347,7 @@ func (c *claimant) refuse(e *entry, err error) {
 	if missing {
 		c.traceDone(trace.Release, trace.Missing, []*item{it}, 0)
 		if keyOf(it.tag) != "" { // another element of the key may be free
-			c.inc.Multi(session.Finishing, ring(c.q.dir))
+			znodes.Multi(session.Finishing, c.inc, ring(c.q.dir))
 		}
 	}
 	if again == nil {
@@ -385,7 +386,7 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		var there *zk.Stat
 		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
 			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
-				there, err = inc.ExistsFresh(session.Finishing, session.ChildPath(c.q.dir, es[0].item.key()))
+				there, err = inc.ExistsFresh(session.Finishing, znodes.ChildPath(c.q.dir, es[0].item.key()))
 			}
 			return err
 		})

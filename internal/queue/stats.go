@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file counts the elements of a queue and the claims of each consumer, and pauses the consumers.
@@ -36,7 +37,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 			return st, err
 		}
 		all := make([][]Element, len(lots))
-		err = session.Parallel(len(lots), func(i int) (err error) {
+		err = znodes.Parallel(len(lots), func(i int) (err error) {
 			if lots[i].children > 0 {
 				all[i], err = q.rows(ctx, inc, lots[i])
 			}
@@ -64,7 +65,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 				continue
 			}
 			looks[r.found.prio]++
-			stat, err := inc.Exists(ctx, session.ChildPath(q.dir, r.found.key()))
+			stat, err := inc.Exists(ctx, znodes.ChildPath(q.dir, r.found.key()))
 			switch {
 			case stat != nil:
 				looks[r.found.prio], st.Oldest = 100, earlier(st.Oldest, time.UnixMilli(stat.Ctime))
@@ -73,7 +74,7 @@ func (q *core) Stats(ctx context.Context) (Totals, error) {
 			} // if there is no Stat, a consumer has removed the element since the listing, or this client may not read it
 		}
 		marks := slices.Sorted(maps.Keys(owned))
-		nodes, err := inc.GetSmall(ctx, pathsOf(q.live, marks, func(mark string) string { return mark }))
+		nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.live, marks, func(mark string) string { return mark }))
 		for i, n := range nodes {
 			st.Holders = append(st.Holders, Holder{Owner: string(n.Data), Claimed: owned[marks[i]]})
 		}

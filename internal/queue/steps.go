@@ -5,6 +5,7 @@ import (
 
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file has the parts from which the other files build transactions: operations, each with a
@@ -18,7 +19,7 @@ func ring(dir string) *zk.SetDataRequest {
 // The method `unpaused` returns two operations for a transaction. While the queue is paused, the
 // servers refuse them. While the queue is not paused, they have no effect.
 func (q *Common) unpaused() []any {
-	path := session.ChildPath(q.dir, pausedName)
+	path := znodes.ChildPath(q.dir, pausedName)
 	return []any{&zk.CreateRequest{Path: path, Acl: q.m.Config.ACL}, &zk.DeleteRequest{Path: path, Version: -1}}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file deletes znodes that no client needs: receipts of crashed processes, notes of expired IDs
@@ -60,10 +61,10 @@ func (q *Common) old(ctx context.Context, inc *session.Incarnation, dir string, 
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := inc.GetSmall(ctx, pathsOf(dir, names, func(name string) string { return name }))
+	nodes, err := znodes.GetSmall(ctx, inc, pathsOf(dir, names, func(name string) string { return name }))
 	for i, n := range nodes {
-		if n.Stat != nil && !n.Concealed() && is(names[i], n, now) {
-			ops = append(ops, &zk.DeleteRequest{Path: session.ChildPath(dir, names[i]), Version: n.Stat.Version})
+		if n.Stat != nil && !znodes.Concealed(n) && is(names[i], n, now) {
+			ops = append(ops, &zk.DeleteRequest{Path: znodes.ChildPath(dir, names[i]), Version: n.Stat.Version})
 		}
 	}
 	return ops, err
@@ -86,18 +87,18 @@ func (q *Common) sweepIDs(ctx context.Context, inc *session.Incarnation) error {
 	}
 	version := stat.Version
 	for _, shard := range shards {
-		old, err := q.old(ctx, inc, session.ChildPath(q.ids, shard), func(_ string, n session.Node, now *zk.Stat) bool {
+		old, err := q.old(ctx, inc, znodes.ChildPath(q.ids, shard), func(_ string, n session.Node, now *zk.Stat) bool {
 			return len(n.Data) > 0 && expired(n.Data, n.Stat, now)
 		})
 		if err != nil {
 			return err
 		}
 		for some := range slices.Chunk(old, sweepAtOnce) {
-			rs, err := inc.Multi(ctx, append([]any{&zk.SetDataRequest{Path: q.ids, Version: version}}, some...)...)
+			rs, err := znodes.Multi(ctx, inc, append([]any{&zk.SetDataRequest{Path: q.ids, Version: version}}, some...)...)
 			switch {
 			case err == nil:
 				version++
-			case session.OutcomeOf(err) != session.Answered || session.FailedOp(rs) == 0:
+			case session.OutcomeOf(err) != session.Answered || znodes.FailedOp(rs) == 0:
 				return err
 			} // if the servers refuse a deletion, these notes wait for the next sweep
 		}
@@ -130,15 +131,15 @@ func (q *Common) sweepDead(ctx context.Context, inc *session.Incarnation) error 
 	return nil
 }
 
-// sweepReceipts deletes the receipts that no client has written during the time session.SweptAfter. Only
+// sweepReceipts deletes the receipts that no client has written during the time znodes.SweptAfter. Only
 // a process that was cut off for that time finds its receipt deleted: its call returns an error, and the
 // outcome is unknown. If the process writes its receipt after the read, the servers refuse the deletion.
 func (q *Common) sweepReceipts(ctx context.Context, inc *session.Incarnation) error {
 	old, err := q.old(ctx, inc, q.Receipts, func(name string, n session.Node, now *zk.Stat) bool {
-		return strings.HasSuffix(name, "-receipt") && time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond >= session.SweptAfter
+		return strings.HasSuffix(name, "-receipt") && time.Duration(now.Mtime-n.Stat.Mtime)*time.Millisecond >= znodes.SweptAfter
 	})
 	for _, op := range old {
-		if _, err = inc.Multi(ctx, op); session.OutcomeOf(err) != session.Answered {
+		if _, err = znodes.Multi(ctx, inc, op); session.OutcomeOf(err) != session.Answered {
 			return err
 		}
 	}

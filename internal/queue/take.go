@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file has the operations that need no consumer: Take, Peek, List and Requeue. idle.go waits
@@ -146,7 +147,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
 
 // The method `rows` lists the elements of a lot. The Owner of a claimed element is the mark of its claim.
 func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows []Element, err error) {
-	names, err := inc.Names(ctx, session.ChildPath(q.dir, t.name))
+	names, err := inc.Names(ctx, znodes.ChildPath(q.dir, t.name))
 	if err != nil {
 		return nil, err
 	}
@@ -171,16 +172,16 @@ func (q *core) rows(ctx context.Context, inc *session.Incarnation, t *lot) (rows
 func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []Element) (ls []Element, err error) {
 	var paths, marks []string
 	for _, r := range rows {
-		paths = append(paths, session.ChildPath(q.dir, r.found.key()))
+		paths = append(paths, znodes.ChildPath(q.dir, r.found.key()))
 		if r.State == Claimed {
-			marks = append(marks, session.ChildPath(q.live, r.Owner)) // all rows have the same state, so all of them have a mark, or none has
+			marks = append(marks, znodes.ChildPath(q.live, r.Owner)) // all rows have the same state, so all of them have a mark, or none has
 		}
 	}
-	nodes, err := inc.GetVisible(ctx, paths)
+	nodes, err := znodes.GetVisible(ctx, inc, paths)
 	if err != nil {
 		return nil, err
 	}
-	owners, err := inc.GetSmall(ctx, marks)
+	owners, err := znodes.GetSmall(ctx, inc, marks)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +193,7 @@ func (q *core) fill(ctx context.Context, inc *session.Incarnation, rows []Elemen
 		l.Data = n.Data
 		if first := l.found.first; first > 0 {
 			l.Sent = time.UnixMilli(first)
-		} else if !n.Concealed() {
+		} else if !znodes.Concealed(n) {
 			l.Sent = time.UnixMilli(n.Stat.Ctime)
 		}
 		if len(marks) > 0 {

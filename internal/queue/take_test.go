@@ -9,6 +9,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -50,12 +51,12 @@ func TestTakeReturnsNoElementWhoseRemovalIsRefused(t *testing.T) {
 		send(t, other, "x")
 		there, err := other.Peek(t.Context())
 		harness.Must(t, err)
-		harness.SetACL(t, srv, "/q/"+session.ParentPath(there.ID), zk.WorldACL(zk.PermAll&^zk.PermDelete))
+		harness.SetACL(t, srv, "/q/"+znodes.ParentPath(there.ID), zk.WorldACL(zk.PermAll&^zk.PermDelete))
 		e, err := q.Take(t.Context())
 		if harness.WantErr(t, err, zk.ErrNoAuth); e != nil {
 			t.Errorf("Take has returned %q", e.Data)
 		}
-		harness.SetACL(t, srv, "/q/"+session.ParentPath(there.ID), zk.WorldACL(zk.PermAll))
+		harness.SetACL(t, srv, "/q/"+znodes.ParentPath(there.ID), zk.WorldACL(zk.PermAll))
 		wantTake(t, other, "x", 0)
 	})
 }
@@ -69,7 +70,7 @@ func TestTakeClaimsAgainIfItsClaimIsLost(t *testing.T) {
 		plain, claims := harness.Plain(t, srv), 0
 		q.cfg.Decode = func(data []byte) (any, error) {
 			if claims++; claims == 1 {
-				harness.Must(t, plain.Delete(session.ChildPath(q.live, q.mark()), -1))
+				harness.Must(t, plain.Delete(znodes.ChildPath(q.live, q.mark()), -1))
 			}
 			return data, nil
 		}

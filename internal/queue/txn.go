@@ -9,6 +9,7 @@ import (
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file applies a program's own operations, and its sends to queues, in one transaction.
@@ -48,9 +49,9 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		}
 	}
 	if len(x.ops) > 0 {
-		x.ops, _, err = m.CheckOps(x.ops)
+		x.ops, _, err = znodes.CheckOps(m, x.ops)
 	}
-	if size += m.SizeOfOps(x.ops); err == nil && size > limit {
+	if size += znodes.SizeOfOps(m, x.ops); err == nil && size > limit {
 		err = fmt.Errorf("a transaction of %d bytes, %d too many: %w", size, size-limit, session.ErrTooLarge)
 	}
 	if err != nil {
@@ -81,7 +82,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 	if ctx.Err() != nil {
 		return nil, session.CtxErr(ctx)
 	}
-	x, err := newLoad(ctx, c.q.m, ops, session.MaxPacket/2, c.held.Done(), c.q.dir)
+	x, err := newLoad(ctx, c.q.m, ops, znodes.MaxPacket/2, c.held.Done(), c.q.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 // not a *Batch. When `lost` is closed, it no longer waits for room. It works while the Session is being
 // closed, if `commit` does.
 func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops []any, commit func(ops []any) ([]zk.MultiResponse, error)) ([]zk.MultiResponse, error) {
-	x, err := newLoad(ctx, m, ops, session.MaxPacket, lost, "")
+	x, err := newLoad(ctx, m, ops, znodes.MaxPacket, lost, "")
 	if err != nil {
 		return nil, err
 	}

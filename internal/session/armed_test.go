@@ -151,7 +151,7 @@ func (x *watchWorld) act() {
 			x.waiting = slices.Delete(x.waiting, i, i+1)
 		}
 	case 4: // what is idle is removed
-		if c := inc.newestConn(); IsClosed(inc.connection()) { // c is not in its handshake
+		if c := inc.NewestConn(); IsClosed(inc.connection()) { // c is not in its handshake
 			go c.RemoveWatch(key)
 		}
 	case 5:
@@ -164,14 +164,14 @@ func (x *watchWorld) change() {
 	path, ctx := x.path(), x.other.Ctx
 	switch x.rnd.IntN(4) {
 	case 0:
-		attempt(ctx, x.other, x.other.createCall(path, nil, zk.FlagPersistent))
+		Attempt(ctx, x.other, createCall(path, nil, zk.FlagPersistent))
 	case 1:
 		x.other.Set(ctx, path, []byte("x"), -1)
 	case 2:
-		attempt(ctx, x.other, x.other.createCall(path+"/c", nil, zk.FlagPersistent))
+		Attempt(ctx, x.other, createCall(path+"/c", nil, zk.FlagPersistent))
 	case 3:
-		x.other.RemoveNow(ctx, path+"/c")
-		x.other.RemoveNow(ctx, path)
+		remove(ctx, x.other, path+"/c")
+		remove(ctx, x.other, path)
 	}
 }
 

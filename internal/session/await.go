@@ -44,7 +44,7 @@ func (inc *Incarnation) EachChange(ctx context.Context, key conn.WatchKey, last 
 		w := inc.Watches.Join(key)
 		over, err := look(w)
 		if err == nil && !over {
-			err = inc.AwaitFired(ctx, w)
+			err = AwaitIn(ctx, inc, w.Fired)
 			over = err == nil && w.Event == last
 		}
 		inc.Watches.Leave(w)
@@ -111,12 +111,6 @@ func StayJoined[T any](owner *T, inc *Incarnation, w *conn.Watch) (leave func())
 			inc.Watches.Leave(w)
 		}
 	}
-}
-
-// AwaitFired waits until w has fired. The caller must first join w, and then read the watched
-// znode.
-func (inc *Incarnation) AwaitFired(ctx context.Context, w *conn.Watch) error {
-	return AwaitIn(ctx, inc, w.Fired)
 }
 
 // AwaitMade waits until a znode exists at path. AwaitMade also returns if a znode was created there

@@ -1,6 +1,6 @@
 package session
 
-// This file sends several requests together, over one connection and in order. calls.go has the
+// This file sends several requests together, over one connection and in order. verbs.go has the
 // content of each request.
 
 import (
@@ -11,45 +11,42 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 )
 
-// The type `batch` is a list of requests that are executed in order, over one connection. They are
-// sent together, so they take one round trip. A batch is used once. If the connection ends, the
-// servers may have executed the first requests, and answered some of them; the sender decides whether
-// to send another batch.
+// Requests are executed in order, over one connection. They are sent together, so they take one round
+// trip. They are sent once. If the connection ends, the servers may have executed the first requests,
+// and answered some of them; the sender decides whether to send others.
 //
-// A reply proves that all earlier requests of the batch were executed and answered. And each request
+// A reply proves that all earlier requests of the list were executed and answered. And each request
 // sees the state after all earlier requests of its connection, or a newer state: a read after a sync
 // is as new as the sync, and a listing after a create shows the znode.
-type batch struct {
-	requests []conn.Request // each is a `pending` of some type
-}
+type Requests []conn.Request // each is a Pending of some type
 
-func (p *pending[T]) settle(ctx context.Context, inc *Incarnation) error {
+func (p *Pending[T]) settle(ctx context.Context, inc *Incarnation) error {
 	_, err := p.Wait(ctx, inc)
 	return err
 }
 
-// The function `add` adds a request to b. The result of the request may be read after b.wait.
-func add[T any](b *batch, c call[T]) *pending[T] {
-	p := newPending(c)
-	b.requests = append(b.requests, p)
+// Add adds a request to b. The result of the request may be read after b.Wait.
+func Add[T any](b *Requests, c Call[T]) *Pending[T] {
+	p := NewPending(c)
+	*b = append(*b, p)
 	return p
 }
 
-// startBatch sends b as soon as there is a connection, and returns without waiting for replies.
+// Start sends b as soon as there is a connection, and returns without waiting for replies.
 // If it returns an error, nothing was sent.
-func (inc *Incarnation) startBatch(ctx context.Context, b *batch) error {
-	l, err := inc.openConn(ctx)
+func (b Requests) Start(ctx context.Context, inc *Incarnation) error {
+	l, err := inc.OpenConn(ctx)
 	if err == nil {
-		l.Send(b.requests...)
+		l.Send(b...)
 	}
 	return err
 }
 
-// The method `wait` waits for the replies to b. The caller must have sent b through inc. The result
+// Wait waits for the replies to b. The caller must have sent b through inc. The result
 // is nil if every request was answered, with a result or with its own error. Otherwise the result is
 // the error of the first unanswered request, whose outcome is unknown.
-func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
-	for _, r := range b.requests {
+func (b Requests) Wait(ctx context.Context, inc *Incarnation) error {
+	for _, r := range b {
 		if err := r.(interface {
 			settle(context.Context, *Incarnation) error
 		}).settle(ctx, inc); OutcomeOf(err) != Answered {
@@ -59,53 +56,54 @@ func (b *batch) wait(ctx context.Context, inc *Incarnation) error {
 	return nil
 }
 
-// retryAll sends the requests that f adds, and repeats them until all are answered in one attempt.
+// RetryAll sends the requests that f adds, and repeats them until all are answered in one attempt.
 // The requests must be safe to apply twice.
-func (inc *Incarnation) retryAll(ctx context.Context, f func(b *batch)) error {
-	return inc.repeat(ctx, func() error {
-		b := new(batch)
-		f(b)
-		if err := inc.startBatch(ctx, b); err != nil {
+func (inc *Incarnation) RetryAll(ctx context.Context, f func(b *Requests)) error {
+	return inc.Repeat(ctx, func() error {
+		var b Requests
+		f(&b)
+		if err := b.Start(ctx, inc); err != nil {
 			return err
 		}
-		return b.wait(ctx, inc)
+		return b.Wait(ctx, inc)
 	})
 }
 
-func addEach[T any](b *batch, paths []string, c func(path string) call[T]) (added []*pending[T]) {
+// AddEach adds the request `c` for each of the paths.
+func AddEach[T any](b *Requests, paths []string, c func(path string) Call[T]) (added []*Pending[T]) {
 	for _, path := range paths {
-		added = append(added, add(b, c(path)))
+		added = append(added, Add(b, c(path)))
 	}
 	return added
 }
 
-// retryFresh is retryAll for reads. It sends a sync before them, so no result is older than the
+// retryFresh is RetryAll for reads. It sends a sync before them, so no result is older than the
 // call. If the servers refuse the sync, retryFresh returns the refusal, and the caller ignores the
 // reads.
-func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *batch)) error {
-	var sync *pending[struct{}]
-	err := inc.retryAll(ctx, func(b *batch) {
-		sync = add(b, syncCall(path))
+func (inc *Incarnation) retryFresh(ctx context.Context, path string, f func(b *Requests)) error {
+	var sync *Pending[struct{}]
+	err := inc.RetryAll(ctx, func(b *Requests) {
+		sync = Add(b, SyncCall(path))
 		f(b)
 	})
 	if err == nil {
-		err = sync.err
+		err = sync.Err
 	}
 	return err
 }
 
 // The function `fresh` makes one read, through retryFresh.
-func fresh[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
-	var read *pending[T]
-	if err = inc.retryFresh(ctx, c.path, func(b *batch) { read = add(b, c) }); err != nil {
+func fresh[T any](ctx context.Context, inc *Incarnation, c Call[T]) (v T, err error) {
+	var read *Pending[T]
+	if err = inc.retryFresh(ctx, c.Path, func(b *Requests) { read = Add(b, c) }); err != nil {
 		return v, err
 	}
-	return read.val, read.err
+	return read.Val, read.Err
 }
 
 // GetFresh is Get with a result that is not older than the call, in one round trip.
 func (inc *Incarnation) GetFresh(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
-	n, err := fresh(ctx, inc, getCall(path))
+	n, err := fresh(ctx, inc, GetCall(path))
 	return n.Data, n.Stat, err
 }
 
@@ -121,15 +119,15 @@ func (inc *Incarnation) ExistsFresh(ctx context.Context, path string) (*zk.Stat,
 // ListFresh lists znodes, with results that are not older than the call, in one round trip. A
 // znode that does not exist has no children.
 func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists [][]string, err error) {
-	var listed []*pending[listing]
-	if err := inc.retryFresh(ctx, dirs[0], func(b *batch) { listed = addEach(b, dirs, childrenCall) }); err != nil {
+	var listed []*Pending[Listing]
+	if err := inc.retryFresh(ctx, dirs[0], func(b *Requests) { listed = AddEach(b, dirs, ChildrenCall) }); err != nil {
 		return nil, err
 	}
 	for _, l := range listed {
-		if l.err != nil && !IsNoNode(l.err) {
-			return nil, l.err
+		if l.Err != nil && !IsNoNode(l.Err) {
+			return nil, l.Err
 		}
-		lists = append(lists, l.val.names)
+		lists = append(lists, l.Val.Names)
 	}
 	return lists, nil
 }
@@ -138,20 +136,20 @@ func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists []
 // and the error of each listing. If a caller has joined the watch on a znode's children, the listing
 // sets that watch. LookAtAll returns `err` if a request was not answered.
 func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (stats []*zk.Stat, errs []error, err error) {
-	var listed []*pending[listing]
-	if err := inc.retryAll(ctx, func(b *batch) { listed = addEach(b, paths, childrenCall) }); err != nil {
+	var listed []*Pending[Listing]
+	if err := inc.RetryAll(ctx, func(b *Requests) { listed = AddEach(b, paths, ChildrenCall) }); err != nil {
 		return nil, nil, err
 	}
 	for _, l := range listed {
-		stats, errs = append(stats, l.val.stat), append(errs, l.err)
+		stats, errs = append(stats, l.Val.Stat), append(errs, l.Err)
 	}
 	return stats, errs, nil
 }
 
 // ChildrenFresh is Children with a result that is not older than the call, in one round trip.
 func (inc *Incarnation) ChildrenFresh(ctx context.Context, path string) ([]string, *zk.Stat, error) {
-	l, err := fresh(ctx, inc, childrenCall(path))
-	return l.names, l.stat, err
+	l, err := fresh(ctx, inc, ChildrenCall(path))
+	return l.Names, l.Stat, err
 }
 
 // NamesFresh is Names with a result that is not older than the call, in one round trip.
@@ -163,15 +161,15 @@ func (inc *Incarnation) NamesFresh(ctx context.Context, path string) ([]string, 
 // That znode is usually a child of dir. n.Stat is nil if the znode does not exist or cannot be
 // read.
 func (inc *Incarnation) NamesFreshBeside(ctx context.Context, dir, path string) (names []string, n Node, err error) {
-	var listed *pending[listing]
-	var read *pending[Node]
-	err = inc.retryFresh(ctx, dir, func(b *batch) { listed, read = add(b, childrenCall(dir)), add(b, getCall(path)) })
+	var listed *Pending[Listing]
+	var read *Pending[Node]
+	err = inc.retryFresh(ctx, dir, func(b *Requests) { listed, read = Add(b, ChildrenCall(dir)), Add(b, GetCall(path)) })
 	if err != nil {
 		return nil, n, err
 	}
-	if read.err == nil {
-		n = read.val
+	if read.Err == nil {
+		n = read.Val
 	}
-	names, err = orNone(listed.val.names, nil, listed.err)
+	names, err = orNone(listed.Val.Names, nil, listed.Err)
 	return names, n, err
 }

@@ -18,28 +18,28 @@ func TestTheRequestsOfABatchTakeOneRoundTripTogether(t *testing.T) {
 		inc := live(t, open(t, srv))
 		srv.SetLatency(10 * time.Millisecond)
 		start := time.Now()
-		b := new(batch)
-		synced := add(b, syncCall("/"))
-		made := add(b, inc.createCall("/a", []byte("x"), zk.FlagPersistent))
-		again := add(b, inc.createCall("/a", nil, zk.FlagContainer))
-		txn := add(b, multiCall([]any{
+		b := new(Requests)
+		synced := Add(b, SyncCall("/"))
+		made := Add(b, createCall("/a", []byte("x"), zk.FlagPersistent))
+		again := Add(b, createCall("/a", nil, zk.FlagContainer))
+		txn := Add(b, txnCall([]any{
 			&zk.SetDataRequest{Path: "/a", Data: []byte("y"), Version: 0},
 			&zk.CreateRequest{Path: "/a/b-", Acl: zk.WorldACL(zk.PermAll), Flags: zk.FlagSequence},
 		}))
-		names, data, none := add(b, childrenCall("/a")), add(b, getCall("/a")), add(b, existsCall("/none"))
-		must(t, inc.startBatch(t.Context(), b))
-		must(t, b.wait(t.Context(), inc))
+		names, data, none := Add(b, ChildrenCall("/a")), Add(b, GetCall("/a")), Add(b, existsCall("/none"))
+		must(t, b.Start(t.Context(), inc))
+		must(t, b.Wait(t.Context(), inc))
 		if d := time.Since(start); d != 10*time.Millisecond {
 			t.Errorf("it took %v, want one round trip", d)
 		}
-		for _, err := range []error{synced.err, made.err, txn.err, names.err, data.err} {
+		for _, err := range []error{synced.Err, made.Err, txn.Err, names.Err, data.Err} {
 			must(t, err)
 		}
-		wantErr(t, again.err, zk.ErrNodeExists)
-		wantErr(t, none.err, zk.ErrNoNode)
+		wantErr(t, again.Err, zk.ErrNodeExists)
+		wantErr(t, none.Err, zk.ErrNoNode)
 		// Each has seen what those before it did.
-		if !slices.Equal(names.val.names, []string{"b-0000000000"}) || string(data.val.Data) != "y" {
-			t.Errorf("%v, %+v", names.val.names, data.val)
+		if !slices.Equal(names.Val.Names, []string{"b-0000000000"}) || string(data.Val.Data) != "y" {
+			t.Errorf("%v, %+v", names.Val.Names, data.Val)
 		}
 	})
 }
@@ -66,18 +66,18 @@ func TestABatchIsNotContinuedOverTheNextConnection(t *testing.T) {
 					}
 					return zktest.Pass
 				})
-				b := new(batch)
-				first := add(b, inc.createCall("/a", nil, zk.FlagPersistent))
-				add(b, inc.createCall("/b", nil, zk.FlagPersistent))
-				third := add(b, inc.createCall("/c", nil, zk.FlagPersistent))
-				must(t, inc.startBatch(t.Context(), b))
-				if err := b.wait(t.Context(), inc); OutcomeOf(err) != Unknown {
+				b := new(Requests)
+				first := Add(b, createCall("/a", nil, zk.FlagPersistent))
+				Add(b, createCall("/b", nil, zk.FlagPersistent))
+				third := Add(b, createCall("/c", nil, zk.FlagPersistent))
+				must(t, b.Start(t.Context(), inc))
+				if err := b.Wait(t.Context(), inc); OutcomeOf(err) != Unknown {
 					t.Fatalf("error %v, want an unknown outcome", err)
 				}
 				srv.Intercept(nil)
-				must(t, first.err)
+				must(t, first.Err)
 				if OutcomeOf(third.settle(t.Context(), inc)) != Unknown {
-					t.Error(third.err)
+					t.Error(third.Err)
 				}
 				time.Sleep(time.Minute) // whatever is queued anywhere has been sent by now
 				for path, want := range map[string]bool{"/a": true, "/b": c.second, "/c": false} {
@@ -122,7 +122,7 @@ func TestAReadInABatchSetsTheWatchThatSomebodyWaitsFor(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)
 		inc := live(t, s)
-		_, err := live(t, other).Create(t.Context(), "/a", nil)
+		_, err := create(t.Context(), live(t, other), "/a", nil)
 		must(t, err)
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/a"})
 		defer inc.Watches.Leave(w)
@@ -133,7 +133,7 @@ func TestAReadInABatchSetsTheWatchThatSomebodyWaitsFor(t *testing.T) {
 		}
 		_, err = live(t, other).Set(t.Context(), "/a", nil, -1)
 		must(t, err)
-		must(t, inc.AwaitFired(within(t, time.Second), w))
+		must(t, AwaitIn(within(t, time.Second), inc, w.Fired))
 	})
 }
 
@@ -151,12 +151,12 @@ func TestABatchEndsWithItsConnectionWithItsContextAndWithItsSession(t *testing.T
 		begin := func(ctx context.Context) <-chan error {
 			result := make(chan error, 1)
 			go func() {
-				b := new(batch)
-				add(b, syncCall("/"))
-				add(b, existsCall("/"))
-				err := inc.startBatch(ctx, b)
+				b := new(Requests)
+				Add(b, SyncCall("/"))
+				Add(b, existsCall("/"))
+				err := b.Start(ctx, inc)
 				if err == nil {
-					err = b.wait(ctx, inc)
+					err = b.Wait(ctx, inc)
 				}
 				result <- err
 			}()
@@ -179,6 +179,6 @@ func TestABatchEndsWithItsConnectionWithItsContextAndWithItsSession(t *testing.T
 		inc.Lose(LossExpired)
 		wantErr(t, <-last, ErrEnded)
 		srv.Intercept(nil)
-		wantErr(t, inc.startBatch(t.Context(), new(batch)), ErrEnded)
+		wantErr(t, new(Requests).Start(t.Context(), inc), ErrEnded)
 	})
 }

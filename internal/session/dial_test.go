@@ -3,8 +3,6 @@ package session
 import (
 	"errors"
 	"net"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -58,27 +56,4 @@ func TestSilenceIsNoticedThoughConnectionsHaveNoDeadlines(t *testing.T) {
 		_, err := inc.Exists(within(t, 2*testTimeout), "/x")
 		wantErr(t, err, ErrEnded)
 	})
-}
-
-func TestBundlesFitIntoTheirRequestsHoweverLongThePaths(t *testing.T) {
-	var paths []string
-	for i := range 300 {
-		paths = append(paths, "/"+strings.Repeat("x", i*i*7))
-	}
-	bundles := bundlesOf(paths, 128)
-	if !slices.Equal(slices.Concat(bundles...), paths) {
-		t.Error("the paths are not those that were given, in their order")
-	}
-	for i, b := range bundles {
-		size := 0
-		for _, p := range b {
-			size += len(p) + 16
-		}
-		if len(b) > 128 || len(b) == 0 || len(b) > 1 && size > MaxPacket/2 {
-			t.Errorf("bundle %d: %d paths, %d bytes", i, len(b), size)
-		}
-	}
-	if n := len(bundlesOf(paths[:100], 50)); n < 2 {
-		t.Errorf("%d bundles of 50 for 100 paths", n)
-	}
 }

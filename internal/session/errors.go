@@ -103,12 +103,12 @@ type outcome int
 
 const (
 	Answered outcome = iota // the server answered, with a result or an error
-	unsent                  // the request never left this client, or the server has ignored it
+	Unsent                  // the request never left this client, or the server has ignored it
 	Unknown                 // the client has perhaps sent it, and has no reply
 )
 
 // OutcomeOf returns the outcome of a request that failed with err: Unknown if the error proves neither
-// `unsent` nor Answered. A failed write can return any error of the network, so OutcomeOf lists the
+// Unsent nor Answered. A failed write can return any error of the network, so OutcomeOf lists the
 // errors that a reply can have.
 func OutcomeOf(err error) outcome {
 	switch err {
@@ -122,7 +122,7 @@ func OutcomeOf(err error) outcome {
 		return Answered
 	case conn.ErrUnsent, zk.ErrSessionMoved:
 		// A server that knows that the session has moved ignores the request.
-		return unsent
+		return Unsent
 	}
 	if isCtxError(err) {
 		return Unknown // whatever its cause is
@@ -138,7 +138,7 @@ func OutcomeOf(err error) outcome {
 	case !ok, code == wire.CodeConnectionLoss, code == wire.CodeOperationTimeout: // the server itself does not know
 		return Unknown
 	case code == wire.CodeThrottled, code == wire.CodeWantsAuth: // the server has not executed the request
-		return unsent
+		return Unsent
 	}
 	return Answered
 }
@@ -156,8 +156,8 @@ func IsBadVersion(err error) bool { return IsAnswer(err, zk.ErrBadVersion) }
 // that a context has ended: its cause may be the answer to another request, as with errgroup.
 func IsAnswer(err, answer error) bool { return errors.Is(err, answer) && !isCtxError(err) }
 
-// isUnimplemented reports whether the server is too old for the request.
-func isUnimplemented(err error) bool {
+// IsUnimplemented reports whether the server is too old for the request.
+func IsUnimplemented(err error) bool {
 	return IsAnswer(err, wire.Code(wire.CodeUnimplemented))
 }
 

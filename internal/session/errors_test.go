@@ -28,13 +28,13 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 		{wire.Code(-125), Answered},
 		{wire.Code(-99999), Answered},
 		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), Answered},
-		{zk.ErrNoServer, unsent},
-		{wire.Code(-124), unsent},
-		{wire.Code(-127), unsent},
+		{zk.ErrNoServer, Unsent},
+		{wire.Code(-124), Unsent},
+		{wire.Code(-127), Unsent},
 		{zk.ErrConnectionClosed, Unknown},
 		{zk.ErrClosing, Unknown},
 		{zk.ErrSessionExpired, Answered}, // over several connections
-		{zk.ErrSessionMoved, unsent},
+		{zk.ErrSessionMoved, Unsent},
 		{wire.Code(-4), Unknown},
 		{wire.Code(-7), Unknown},
 		{io.EOF, Unknown},
@@ -53,8 +53,8 @@ func TestAContextThatHasEndedSaysNothingOfAServer(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
 		err := CtxErr(ctx)
-		if IsNoNode(err) || IsAnswer(err, zk.ErrNoAuth) || isUnimplemented(err) || OutcomeOf(err) != Unknown {
-			t.Errorf("%v: %v, %v, %v, %v", cause, IsNoNode(err), IsAnswer(err, zk.ErrNoAuth), isUnimplemented(err), OutcomeOf(err))
+		if IsNoNode(err) || IsAnswer(err, zk.ErrNoAuth) || IsUnimplemented(err) || OutcomeOf(err) != Unknown {
+			t.Errorf("%v: %v, %v, %v, %v", cause, IsNoNode(err), IsAnswer(err, zk.ErrNoAuth), IsUnimplemented(err), OutcomeOf(err))
 		}
 	}
 }

@@ -72,12 +72,12 @@ type lateMessage struct {
 
 // A lateWrite is a write of the client.
 type lateWrite struct {
-	*pending[struct{}]
+	*Pending[struct{}]
 	socket *lateSocket
 	guard  int // number of guards when the write was left to one
 }
 
-func (w *lateWrite) failed() bool { return IsClosed(w.Done) && w.err != nil }
+func (w *lateWrite) failed() bool { return IsClosed(w.Done) && w.Err != nil }
 
 // A lateSocket is the client's end of a connection. The session's goroutine reads from it, and each
 // read makes the next choices.
@@ -143,7 +143,7 @@ func (j journey) everyWay(t *testing.T, r *explore.Run) {
 		m.cur = s.inc
 		defer func() {
 			s.inc.cancel(ErrClosed)
-			c := s.inc.newestConn()
+			c := s.inc.NewestConn()
 			conn.Fail(c.Over())
 			c.Close()
 			m.wg.Wait()
@@ -165,7 +165,7 @@ func (c *lateSocket) Write(p []byte) (int, error) {
 
 func (c *lateSocket) Read(p []byte) (n int, err error) {
 	// The model decides whether a server was silent for too long.
-	timer := reflect.ValueOf(c.s.inc.newestConn()).Elem().FieldByName("timer")
+	timer := reflect.ValueOf(c.s.inc.NewestConn()).Elem().FieldByName("timer")
 	(*time.Timer)(timer.UnsafePointer()).Stop()
 	for len(c.in) == 0 {
 		synctest.Wait()
@@ -207,7 +207,7 @@ func (s *travels) take() {
 			m := lateMessage{aSync, xid, c, f.at}
 			switch op {
 			case wire.OpDelete:
-				m.kind = slices.IndexFunc(s.writes, func(w *lateWrite) bool { return bytes.Contains(body, []byte(w.call.path)) })
+				m.kind = slices.IndexFunc(s.writes, func(w *lateWrite) bool { return bytes.Contains(body, []byte(w.Call.Path)) })
 				if m.kind < 0 {
 					m.kind = aFlush
 					c.flushes++
@@ -302,11 +302,11 @@ func (s *travels) next(c *lateSocket) (acts []func() error) {
 }
 
 func (s *travels) write(c *lateSocket) {
-	call := deletion(fmt.Sprintf("/w%d/", len(s.writes)), -1)
-	call.moot = s.unique && len(s.writes) == 0
-	w := &lateWrite{newPending(call), c, 0}
+	call := DeleteCall(fmt.Sprintf("/w%d/", len(s.writes)), -1)
+	call.Moot = s.unique && len(s.writes) == 0
+	w := &lateWrite{NewPending(call), c, 0}
 	s.writes = append(s.writes, w)
-	if !s.inc.newestConn().Send(w.pending) {
+	if !s.inc.NewestConn().Send(w.Pending) {
 		s.Fail("a connection takes no write")
 	}
 }
@@ -376,7 +376,7 @@ func (s *travels) execute() {
 	case m.kind == aFlush:
 		code = wire.CodeNoNode
 	case m.kind >= 0:
-		if w := s.writes[m.kind]; w.failed() && !w.call.moot {
+		if w := s.writes[m.kind]; w.failed() && !w.Call.Moot {
 			s.Fail("write %d is executed after it has failed", m.kind)
 		}
 	}
@@ -406,7 +406,7 @@ func (s *travels) caughtUp(addr string) {
 		if w.socket.closed.IsZero() || IsClosed(w.Done) || w.guard > 0 {
 			continue
 		}
-		if w.guard = len(s.guards); w.call.moot || !s.silent {
+		if w.guard = len(s.guards); w.Call.Moot || !s.silent {
 			s.Fail("write %d waits, and it need not", i)
 		}
 	}
@@ -463,7 +463,7 @@ func (s *travels) state(c *lateSocket) string {
 		message(m)
 	}
 	for _, w := range s.writes {
-		fmt.Fprint(&b, " write", w.socket.server, ago(w.socket.closed), IsClosed(w.Done), w.failed(), w.guard, slices.Contains(s.inc.trail.late, conn.Request(w.pending)))
+		fmt.Fprint(&b, " write", w.socket.server, ago(w.socket.closed), IsClosed(w.Done), w.failed(), w.guard, slices.Contains(s.inc.trail.late, conn.Request(w.Pending)))
 	}
 	return b.String()
 }

@@ -34,7 +34,7 @@ func TestHoldersHaveTimeBeforeASessionThatIsGivenUpIsClosed(t *testing.T) {
 		must(t, err)
 		closed := closings(srv)
 		for range 3 {
-			inc.giveUp()
+			inc.Abandon()
 		}
 		start := time.Now()
 		synctest.Wait()
@@ -43,7 +43,7 @@ func TestHoldersHaveTimeBeforeASessionThatIsGivenUpIsClosed(t *testing.T) {
 		}
 		for range 20 { // more reasons, of those who are late
 			time.Sleep(testTimeout / 100)
-			inc.giveUp()
+			inc.Abandon()
 		}
 		next := live(t, s)
 		_, err = next.Stake(t.Context())
@@ -65,7 +65,7 @@ func TestASessionThatIsGivenUpIsClosedWithTheSession(t *testing.T) {
 		inc := live(t, s)
 		closed := closings(srv)
 		start := time.Now()
-		inc.giveUp()
+		inc.Abandon()
 		live(t, s)
 		s.m.Close()
 		if _, n := closed(); n != 2 || time.Since(start) > testTimeout/20 {

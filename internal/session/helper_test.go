@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"log/slog"
@@ -116,12 +117,44 @@ func replyTo(xid, code int32, body ...byte) []byte {
 	return append(append(p, words(int64(code))...), body...)
 }
 
-// numbered creates a child of dir that the servers give a number.
-func numbered(dir, guid string) *Creation {
-	return &Creation{Dir: Dir{Path: dir}, Paths: []string{ChildPath(dir, ProtectedName(guid, "x-"))}, GUID: guid}
+func second[T any](_ T, err error) error { return err }
+
+// createCall creates a znode that every client may change.
+func createCall(path string, data []byte, flags int32) Call[string] {
+	return Call[string]{
+		Op: wire.OpCreate, Path: path, Take: (*wire.Scanner).String,
+		Body: func(p []byte) []byte { return wire.AppendCreate(p, data, zk.WorldACL(zk.PermAll), flags) },
+	}
 }
 
-// ours creates a znode whose name other sessions use, too.
-func ours(path string, data []byte) *Creation {
-	return &Creation{Dir: Dir{Path: ParentPath(path)}, Paths: []string{path}, Data: data, Shared: true}
+// startCreate sends a request that creates a znode.
+func startCreate(ctx context.Context, inc *Incarnation, path string, data []byte, flags int32) (*Pending[string], error) {
+	return Start(ctx, inc, createCall(path, data, flags))
+}
+
+// create creates a persistent znode, and says whether it was missing.
+func create(ctx context.Context, inc *Incarnation, path string, data []byte) (bool, error) {
+	_, err := Retry(ctx, inc, createCall(path, data, zk.FlagPersistent))
+	if IsNodeExists(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// remove deletes a znode.
+func remove(ctx context.Context, inc *Incarnation, path string) error {
+	_, err := Retry(ctx, inc, DeleteCall(path, -1))
+	return err
+}
+
+// txnCall applies ops in one transaction.
+func txnCall(ops []any) Call[[]zk.MultiResponse] {
+	return Call[[]zk.MultiResponse]{
+		Op: wire.OpMulti, Ops: ops,
+		Body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
+		Judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
+			rs, code := s.Results(len(ops), wire.Error)
+			return rs, code, wire.Error(code)
+		},
+	}
 }

@@ -1,3 +1,6 @@
+// Package session keeps one ZooKeeper session after another. An Incarnation is one session; a Manager
+// opens the next. The package sends requests through a session until they are answered, and waits for
+// changes of znodes. Package znodes builds on these requests.
 package session
 
 import (
@@ -15,11 +18,11 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+	"github.com/google/uuid"
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/sasl"
-	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/trace"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -41,17 +44,11 @@ type Incarnation struct {
 
 	Ended Ending // each hold of the session has a hook here; the hook ends the hold, and runs before the servers end the session
 
-	ID      atomic.Int64             // the session id; 0 before the first handshake
-	Timeout atomic.Int64             // the negotiated session timeout, in nanoseconds
-	vetted  shared.Cache[struct{}]   // by path: the parent znodes that no other client can change
-	lasting shared.Cache[int64]      // by path: the czxid of the persistent znode there, see Storable
-	ids     atomic.Pointer[[]zk.ACL] // the identities of this client, see the method `identities`; nil before the first request for them
-	own     sync.Map                 // by path: the last sighting of the znode of a shared Creation
-	first   chan struct{}            // closed when the first handshake has succeeded
-	gone    chan struct{}            // closed when `serve` has returned
-	over    bool                     // the servers have confirmed the end of the session, for which the client has asked
-
-	ephemerals ephemerals
+	ID      atomic.Int64  // the session id; 0 before the first handshake
+	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
+	first   chan struct{} // closed when the first handshake has succeeded
+	gone    chan struct{} // closed when `serve` has returned
+	over    bool          // the servers have confirmed the end of the session, for which the client has asked
 
 	abandoned atomic.Pointer[time.Time] // when the session was abandoned; nil before that; never changes once set
 
@@ -62,22 +59,18 @@ type Incarnation struct {
 	LeaseMu  sync.Mutex
 	Lease    lease.Lease        // guarded by LeaseMu
 	stakes   int                // number of holds of the session; guarded by LeaseMu
-	asking   *pending[struct{}] // the last inquiry, or nil; guarded by LeaseMu
+	asking   *Pending[struct{}] // the last inquiry, or nil; guarded by LeaseMu
 	askAfter time.Time          // there is no inquiry before this time; guarded by LeaseMu
 	leaveBy  time.Time          // when to leave the present server if no inquiry proves anything; zero before the first inquiry; guarded by LeaseMu
 
-	rollMu sync.Mutex
-	rolls  map[string]conn.Request // the Rolls in flight, by parent path; guarded by rollMu
-
-	Attached sync.Map // data that other files and packages attach to the session: see shared.Attached
+	Attached sync.Map // data that other packages attach to the session: see shared.Attached
 
 	timers sync.Pool // of AwaitConnected
 
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last    chan struct{} // has a token while a handshake ends the session; `shut` waits before it closes the connection
-	largest atomic.Int64  // size, in bytes, of the largest znode in recent bundles
+	last chan struct{} // has a token while a handshake ends the session; `shut` waits before it closes the connection
 
 	conns    conn.Shared               // the data that the session's connections share
 	conn     atomic.Pointer[conn.Conn] // the newest connection, or nil
@@ -95,9 +88,6 @@ func newIncarnation(m *Manager) *Incarnation {
 		down:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 		last:    make(chan struct{}, 1),
-		rolls:   make(map[string]conn.Request),
-
-		ephemerals: ephemerals{paths: make(map[string]struct{}), turn: make(chan struct{}, 1)},
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
@@ -106,7 +96,7 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc.Watches = conn.NewWatches()
 	inc.conns = conn.Shared{
 		Ctx: inc.Ctx, Spawn: m.Spawn, Watches: inc.Watches, Auths: m.Config.Auths, SASL: m.Config.SASL, Dialer: m.Config.Dialer, TLS: m.Config.TLS, Requests: &m.Requests,
-		Nobody: "/" + NewGUID() + "/none", Sending: inc.sending, Answered: inc.contact, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
+		Nobody: "/" + uuid.NewString() + "/none", Sending: inc.sending, Answered: inc.contact, Confirm: inc.confirm, Served: m.fit, CaughtUp: inc.caughtUp,
 	}
 	if m.Trace != nil {
 		inc.conns.Deleted = m.Trace.Gone
@@ -118,7 +108,7 @@ func newIncarnation(m *Manager) *Incarnation {
 // from the session's connections.
 //
 // A request without a reply fails when its connection has ended, and a write when the next server has
-// caught up. Its sender then finds the outcome over a later connection: see `repeat` and Find. The
+// caught up. Its sender then finds the outcome over a later connection: see Repeat. The
 // servers could execute such a write after the sender has looked for its effect. So `pick` leaves out
 // the servers at which such a write may still be under way (see `trail`), and each later connection
 // begins with a sync. The client sets the watches again before that sync. So a missed event arrives
@@ -245,7 +235,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	case ended != nil && !IsClosed(inc.Manager.Over):
 		// The incarnation ended during the handshake, which has renewed the session for another timeout.
 		// endOrphan ends the session after the holders have had LossTime.
-		inc.abandon()
+		inc.noteAbandoned()
 		return ended
 	case ended != nil: // the whole Session is closed
 		inc.last <- struct{}{}
@@ -344,12 +334,22 @@ func (inc *Incarnation) writeAfter(since time.Time) {
 		if inc.Connection(inc.Ctx) != nil {
 			return
 		}
-		p := newPending(flush(inc.conns.Nobody))
-		inc.newestConn().Send(p)
+		p := NewPending(inc.Flush())
+		inc.NewestConn().Send(p)
 		if <-p.Done; proved(p) { // without a reply, p fails when the connection has ended
 			return
 		}
 	}
+}
+
+// Flush returns a write that changes nothing: it deletes a znode that does not exist. A read that
+// follows over the same connection sees the results of all requests of the session that the leader has
+// received before. If the client has no permission for the deletion, its server may answer without the
+// leader. Then the read is only as new as the sync that the caller sends with it.
+func (inc *Incarnation) Flush() Call[struct{}] {
+	c := DeleteCall(inc.conns.Nobody, -1)
+	c.Moot = true
+	return c
 }
 
 // The method `left` returns the time for which the session still counts as alive if no further
@@ -385,16 +385,16 @@ func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
 	inc.seal(lost)
 }
 
-// giveUp ends the incarnation, all its holds, and its session on the servers. Unlike Lose, giveUp
+// Abandon ends the incarnation, all its holds, and its session on the servers. Unlike Lose, Abandon
 // leaves the connection open: `shut` ends the session over that connection.
-func (inc *Incarnation) giveUp() {
-	inc.abandon() // this comes before `end`, because `shut` reads the time after `end`
+func (inc *Incarnation) Abandon() {
+	inc.noteAbandoned() // this comes before `end`, because `shut` reads the time after `end`
 	inc.end(inc.GivenUp(nil))
 }
 
-// The method `abandon` records the time at which the session was first abandoned. At that time, the
+// The method `noteAbandoned` records the time at which the session was first abandoned. At that time, the
 // holders learn of their loss.
-func (inc *Incarnation) abandon() {
+func (inc *Incarnation) noteAbandoned() {
 	now := time.Now()
 	inc.abandoned.CompareAndSwap(nil, &now)
 }
@@ -419,7 +419,7 @@ func (inc *Incarnation) fail(err error) {
 // the socket, so that no queued request can reach a server.
 func (inc *Incarnation) seal(cause error) {
 	inc.end(cause)
-	if c := inc.newestConn(); c != nil {
+	if c := inc.NewestConn(); c != nil {
 		c.Close()
 	}
 }
@@ -444,11 +444,11 @@ func (inc *Incarnation) shut() {
 		}
 	}
 	if !IsClosed(down) {
-		inc.newestConn().Bye()
+		inc.NewestConn().Bye()
 		AwaitFor(inc.gone, time.Second)
 	}
 	inc.seal(ErrClosed)
-	<-inc.gone // a handshake may have read its reply before `seal`, and then calls `abandon`
+	<-inc.gone // a handshake may have read its reply before `seal`, and then calls `noteAbandoned`
 	// Perhaps there was no connection, so no server was asked to end the session. Or the server
 	// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 	// server forwards the request later, that ends the same session.
@@ -498,7 +498,7 @@ func (inc *Incarnation) disconnected(err error) {
 		return // only a handshake has failed
 	}
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
-		inc.abandon() // this comes before Lose, because `shut` reads the time after Lose
+		inc.noteAbandoned() // this comes before Lose, because `shut` reads the time after Lose
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Report{Kind: EventSuspended})
@@ -544,7 +544,9 @@ func (inc *Incarnation) Connection(ctx context.Context) error {
 	return nil
 }
 
-func (inc *Incarnation) newestConn() *conn.Conn { return inc.conn.Load() }
+// NewestConn returns the newest connection of the session, which may have ended. It is nil before the
+// first connection.
+func (inc *Incarnation) NewestConn() *conn.Conn { return inc.conn.Load() }
 
 // TraceLine returns a record of the trace about a hold through inc. The argument `hold` is the name
 // of the hold's znode.

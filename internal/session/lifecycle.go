@@ -11,6 +11,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/trace"
@@ -36,7 +38,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	m.Closing, m.Over = m.closing.Done(), m.over.Done()
 	m.Pace = pacer{hosts: hosts, retry: cfg.Retry}
 	if cfg.Trace != nil {
-		m.Trace = trace.NewWriter(cfg.Trace, NewGUID(), chroot, cfg.Owner, func(err error) {
+		m.Trace = trace.NewWriter(cfg.Trace, uuid.NewString(), chroot, cfg.Owner, func(err error) {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}

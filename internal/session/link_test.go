@@ -127,25 +127,25 @@ func TestEveryEventFiresTheWatchesOfItsZnodeOrEndsTheConnection(t *testing.T) {
 func someRequest(kind uint8) (r conn.Request, said func() string) {
 	switch kind % 6 {
 	case 0:
-		return tellingOf(getCall("/x"))
+		return tellingOf(GetCall("/x"))
 	case 1:
-		return tellingOf(childrenCall("/x"))
+		return tellingOf(ChildrenCall("/x"))
 	case 2:
-		return tellingOf(multiCall([]any{&zk.DeleteRequest{Path: "/x"}, &zk.SetDataRequest{Path: "/x"}}))
+		return tellingOf(txnCall([]any{&zk.DeleteRequest{Path: "/x"}, &zk.SetDataRequest{Path: "/x"}}))
 	case 3:
-		return tellingOf(bundleCall([]string{"/x", "/y"}))
+		return tellingOf(SetCall("/x", nil, 0))
 	case 4:
-		return tellingOf(aclCall("/x"))
+		return tellingOf(Call[[]zk.ACL]{Op: wire.OpGetACL, Path: "/x", Take: (*wire.Scanner).ACL})
 	}
 	return tellingOf(existsCall("/x"))
 }
 
-func tellingOf[T any](c call[T]) (conn.Request, func() string) {
-	p := &pending[T]{Done: make(chan struct{}), call: c}
+func tellingOf[T any](c Call[T]) (conn.Request, func() string) {
+	p := &Pending[T]{Done: make(chan struct{}), Call: c}
 	return p, func() string {
 		<-p.Done
-		b, _ := json.Marshal(p.val)
-		return fmt.Sprintf("%s %v", b, p.err)
+		b, _ := json.Marshal(p.Val)
+		return fmt.Sprintf("%s %v", b, p.Err)
 	}
 }
 
@@ -195,7 +195,6 @@ func FuzzPackets(f *testing.F) {
 		if got := s.Strings(); !slices.Equal(got, names) || s.Bad || len(s.Rest) > 0 {
 			t.Fatalf("names %q, want %q", got, names)
 		}
-		parseBundle(&wire.Scanner{Rest: data}, int(version))
 	})
 }
 
@@ -220,8 +219,6 @@ func openScripted(t *testing.T, in []byte, piece int) (*Incarnation, *conn.Conn)
 	must(t, inc.handshake(c))
 	return inc, c
 }
-
-func second[T any](_ T, err error) error { return err }
 
 // Servers may be configured differently: the next may grant more than was granted
 // first. The session goes on with what it had, and so do the pings: the connection is

@@ -35,8 +35,8 @@ type Manager struct {
 	Waiters    atomic.Int64 // for a hold, at present
 
 	granted      shared.Cache[time.Duration] // by server: the longest session timeout that it is known to grant
-	noBundles    atomic.Bool                 // the servers do not know multiRead
-	noContainers atomic.Bool                 // the servers do not know containers
+	NoBundles    atomic.Bool                 // the servers do not know multiRead
+	NoContainers atomic.Bool                 // the servers do not know containers
 
 	mu          sync.Mutex
 	cur         *Incarnation     // the newest incarnation; guarded by mu

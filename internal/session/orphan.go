@@ -24,7 +24,7 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 		return // there was no session
 	}
 	first := 0
-	if l := inc.newestConn(); l != nil {
+	if l := inc.NewestConn(); l != nil {
 		first = 1 + slices.Index(m.Hosts, l.Addr)
 	}
 	wait := max(time.Microsecond, time.Until(left.Add(inc.LossTime())))

@@ -23,7 +23,7 @@ func TestASessionAbandonedWithItsConnectionIsEndedOverAnother(t *testing.T) {
 			inc, id := live(t, s), s.ID()
 			_, err := inc.Stake(t.Context())
 			must(t, err)
-			_, err = inc.StartCreate(t.Context(), "/mine", nil, 1)
+			_, err = startCreate(t.Context(), inc, "/mine", nil, 1)
 			must(t, err)
 			w := live(t, b).Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/mine"})
 			defer live(t, b).Watches.Leave(w)
@@ -33,7 +33,7 @@ func TestASessionAbandonedWithItsConnectionIsEndedOverAnother(t *testing.T) {
 			}
 			start := time.Now()
 			if how == "given up" {
-				inc.giveUp()
+				inc.Abandon()
 			}
 			srv.Disconnect(id)
 			synctest.Wait()
@@ -41,7 +41,7 @@ func TestASessionAbandonedWithItsConnectionIsEndedOverAnother(t *testing.T) {
 				t.Fatal("nobody was told")
 			}
 			next := live(t, s)
-			must(t, live(t, b).AwaitFired(t.Context(), w))
+			must(t, AwaitIn(t.Context(), live(t, b), w.Fired))
 			if took := time.Since(start); took < testTimeout/10 || took > testTimeout/5 {
 				t.Errorf("%s: gone after %v, want a tenth of the session timeout of %v", how, took, testTimeout)
 			}
@@ -101,7 +101,7 @@ func TestAnAbandonedSessionIsEndedThoughServersFail(t *testing.T) {
 				srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 				s := open(t, srv, func(c *Config) { c.LossOnSuspend = true })
 				inc, id := live(t, s), s.ID()
-				first = s.m.Hosts[(slices.Index(s.m.Hosts, inc.newestConn().Addr)+1)%3]
+				first = s.m.Hosts[(slices.Index(s.m.Hosts, inc.NewestConn().Addr)+1)%3]
 				srv.Intercept(fault(srv, id))
 				srv.Disconnect(id)
 				time.Sleep(testTimeout / 20) // the next is there; the will is not sent yet

@@ -13,7 +13,7 @@ import (
 
 // Wait waits for the reply. If ctx or the incarnation ends first, Wait returns the error of ctx or
 // ErrEnded. Then the outcome of the request is unknown.
-func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
+func (p *Pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
 	if !IsClosed(p.Done) { // a select would cost more than this look, and a caller may wait twice
 		select {
@@ -28,26 +28,27 @@ func (p *pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	}
 	// The reply may have come at the moment at which the incarnation ended. Wait returns it even then: a
 	// caller that grants a hold because of the reply calls Alive first.
-	if OutcomeOf(p.err) == Unknown && inc.Ctx.Err() != nil {
+	if OutcomeOf(p.Err) == Unknown && inc.Ctx.Err() != nil {
 		return zero, ErrEnded
 	}
-	return p.val, p.err
+	return p.Val, p.Err
 }
 
-// The function `start` sends a request of this incarnation as soon as there is a connection, and
+// Start sends a request of this incarnation as soon as there is a connection, and
 // returns without waiting for the reply. The servers may execute the request even if the caller
-// leaves. When `start` returns, the place of the request in the order of its connection is fixed.
-func start[T any](ctx context.Context, inc *Incarnation, c call[T]) (*pending[T], error) {
-	l, err := inc.openConn(ctx)
+// leaves. When Start returns, the place of the request in the order of its connection is fixed.
+func Start[T any](ctx context.Context, inc *Incarnation, c Call[T]) (*Pending[T], error) {
+	l, err := inc.OpenConn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := newPending(c)
+	p := NewPending(c)
 	l.Send(p)
 	return p, nil
 }
 
-func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
+// OpenConn waits until a connection serves the session, and returns it.
+func (inc *Incarnation) OpenConn(ctx context.Context) (*conn.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, CtxErr(ctx)
 	}
@@ -57,13 +58,13 @@ func (inc *Incarnation) openConn(ctx context.Context) (*conn.Conn, error) {
 	if inc.Ctx.Err() != nil {
 		return nil, ErrEnded
 	}
-	return inc.newestConn(), nil
+	return inc.NewestConn(), nil
 }
 
-// The function `attempt` makes a single attempt at a request. If the outcome is unknown,
+// Attempt makes a single attempt at a request. If the outcome is unknown,
 // OutcomeOf(err) is Unknown.
-func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error) {
-	p, err := start(ctx, inc, c)
+func Attempt[T any](ctx context.Context, inc *Incarnation, c Call[T]) (T, error) {
+	p, err := Start(ctx, inc, c)
 	if err != nil {
 		var zero T
 		return zero, err
@@ -71,32 +72,32 @@ func attempt[T any](ctx context.Context, inc *Incarnation, c call[T]) (T, error)
 	return p.Wait(ctx, inc)
 }
 
-// The function `retry` makes attempts at a request until it is answered. The request must be safe
+// Retry makes attempts at a request until it is answered. The request must be safe
 // to apply twice: a read, or a write that names the state that it expects.
-func retry[T any](ctx context.Context, inc *Incarnation, c call[T]) (v T, err error) {
-	err = inc.repeat(ctx, func() (err error) {
-		v, err = attempt(ctx, inc, c)
+func Retry[T any](ctx context.Context, inc *Incarnation, c Call[T]) (v T, err error) {
+	err = inc.Repeat(ctx, func() (err error) {
+		v, err = Attempt(ctx, inc, c)
 		return err
 	})
 	return v, err
 }
 
-// errAgain is returned by an attempt that must be repeated at once: the reason for its refusal no
+// ErrAgain is returned by an attempt that must be repeated at once: the reason for its refusal no
 // longer applies.
-var errAgain = errors.New("zsync: BUG: to be tried again")
+var ErrAgain = errors.New("zsync: BUG: to be tried again")
 
-// The method `repeat` repeats an operation until it is answered. Each call of f makes one attempt.
-// `repeat` returns the first reply: nil, or an error of the server. If ctx or the incarnation ends
-// first, `repeat` returns CtxErr or ErrEnded.
+// Repeat repeats an operation until it is answered. Each call of f makes one attempt.
+// Repeat returns the first reply: nil, or an error of the server. If ctx or the incarnation ends
+// first, Repeat returns CtxErr or ErrEnded.
 //
 // If the operation must not be applied twice, f records whether an attempt has no reply. Such an
 // attempt may be applied at any time, unless a later reply excludes that, and may cause a later
-// refusal. If `repeat` fails after such an attempt, the caller must undo the operation.
-func (inc *Incarnation) repeat(ctx context.Context, f func() error) error {
+// refusal. If Repeat fails after such an attempt, the caller must undo the operation.
+func (inc *Incarnation) Repeat(ctx context.Context, f func() error) error {
 	for try := 0; ; try++ {
 		err := f()
 		switch {
-		case err == errAgain:
+		case err == ErrAgain:
 			continue
 		case errors.Is(err, ErrEnded), OutcomeOf(err) == Answered:
 			return err

@@ -17,17 +17,17 @@ func TestCase01NoCallOfAnExpiredSessionRunsInTheNext(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/m"}))
+		must(t, second(create(t.Context(), inc, "/m", nil)))
 		srv.Stop()
 		// Calls that go-zookeeper queues and would send once it is connected
 		// again, in whatever session that may be.
-		var calls []*pending[string]
+		var calls []*Pending[string]
 		for range 5 {
-			p := &pending[string]{Done: make(chan struct{})}
+			p := &Pending[string]{Done: make(chan struct{})}
 			calls = append(calls, p)
 			go func() {
 				defer close(p.Done)
-				p.val, p.err = retry(t.Context(), inc, inc.createCall("/m/x-", nil, zk.FlagEphemeralSequential))
+				p.Val, p.Err = Retry(t.Context(), inc, createCall("/m/x-", nil, zk.FlagEphemeralSequential))
 			}()
 		}
 		srv.Expire(inc.ID.Load())
@@ -71,41 +71,6 @@ func TestCase03TheLastContactIsWhenTheAnsweredRequestWasSent(t *testing.T) {
 		must(t, err)
 		heard("request", sent, s)
 	})
-}
-
-// Everybody behind takes the name in the answer to a create for what was asked for.
-func TestTheAnswerToACreateNamesWhatWasAskedFor(t *testing.T) {
-	for _, c := range []struct {
-		path  string
-		flags int32
-		made  string
-		ok    bool
-	}{
-		{"/a/b", zk.FlagPersistent, "/a/b", true},
-		{"/a/b", zk.FlagContainer, "/a/b", true},
-		{"/a/b", zk.FlagEphemeral, "", false},
-		{"/a/b", zk.FlagEphemeral, "/a/b0000000000", false},
-		{"/a/b", zk.FlagEphemeral, "/a/c", false},
-		{"/a/b-", zk.FlagEphemeralSequential, "/a/b-0000000007", true},
-		{"/a/b-", zk.FlagEphemeralSequential, "/a/b--2147483648", true},
-		{"/a/b-", zk.FlagSequence, "/a/b-", false},
-		{"/a/b-", zk.FlagSequence, "", false},
-		{"/a/b-", zk.FlagSequence, "/a/b-x", false},
-		{"/a/b-", zk.FlagSequence, "/z/b-0000000007", false},
-	} {
-		inc := &Incarnation{Manager: &Manager{}}
-		reply := wire.AppendString(nil, c.made)
-		single := newPending(inc.createCall(c.path, nil, c.flags))
-		if _, ok := single.Reply(0, reply); ok != c.ok {
-			t.Errorf("create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
-		}
-		multi := newPending(multiCall([]any{&zk.CreateRequest{Path: c.path, Flags: c.flags}}))
-		reply = append(append(append(words(wire.OpCreate), 0), words(0)...), reply...)
-		reply = append(append(append(reply, words(-1)...), 1), words(-1)...)
-		if _, ok := multi.Reply(0, reply); ok != c.ok {
-			t.Errorf("transaction with a create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
-		}
-	}
 }
 
 // A reply may be of hundreds of megabytes. What it costs is a few times that.

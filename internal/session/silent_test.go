@@ -31,8 +31,8 @@ func TestASessionThatIsGivenUpAndWhoseServerIsSilentIsEndedOverAnother(t *testin
 				srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 				s, b := open(t, srv), open(t, srv)
 				inc, id := live(t, s), s.ID()
-				bad := inc.newestConn().Addr
-				_, err := inc.StartCreate(t.Context(), "/mine", nil, 1)
+				bad := inc.NewestConn().Addr
+				_, err := startCreate(t.Context(), inc, "/mine", nil, 1)
 				must(t, err)
 				w := live(t, b).Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/mine"})
 				defer live(t, b).Watches.Leave(w)
@@ -54,9 +54,9 @@ func TestASessionThatIsGivenUpAndWhoseServerIsSilentIsEndedOverAnother(t *testin
 					return zktest.Pass
 				})
 				start := time.Now()
-				inc.giveUp()
+				inc.Abandon()
 				next := live(t, s)
-				must(t, live(t, b).AwaitFired(t.Context(), w))
+				must(t, AwaitIn(t.Context(), live(t, b), w.Fired))
 				// A tenth of the timeout for those who held something, and a second that go-zookeeper waits for the answer.
 				if took, limit := time.Since(start), testTimeout/10+1100*time.Millisecond; took < testTimeout/10 || took > limit {
 					t.Errorf("gone after %v, want between %v and %v", took, testTimeout/10, limit)
@@ -103,7 +103,7 @@ func (c *slowConn) Close() error {
 func TestASessionThatEndsInAHandshakeIsNotClosedBeforeItsHoldersHadTheirTime(t *testing.T) {
 	lose := func(inc *Incarnation) { inc.end(inc.Manager.Config.Lost(LossCutOff, inc.ID.Load(), time.Now(), nil)) }
 	for name, end := range map[string]func(inc *Incarnation){
-		"given up": (*Incarnation).giveUp,
+		"given up": (*Incarnation).Abandon,
 		"lost":     lose,
 		"lost, and shut runs before the handshake goes on": func(inc *Incarnation) {
 			lose(inc)
@@ -224,7 +224,7 @@ func TestAServerThatTellsEventsAndAnswersNothingIsLeftForAnotherInTime(t *testin
 		var paths []string
 		for i := range 4 {
 			paths = append(paths, fmt.Sprint("/x", i))
-			must(t, second(inc.StartCreate(t.Context(), paths[i], nil, 0)))
+			must(t, second(startCreate(t.Context(), inc, paths[i], nil, 0)))
 			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paths[i]})
 			defer inc.Watches.Leave(w)
 			_, _, err := inc.Get(t.Context(), paths[i])

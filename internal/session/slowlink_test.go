@@ -54,7 +54,7 @@ const slow = 20 << 10
 
 func TestALongAnswerComesOverASlowLinkThoughItTakesLongerThanTheTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		must(t, second(live(t, open(t, srv)).StartCreate(t.Context(), "/x", make([]byte, 900<<10), 0)))
+		must(t, second(startCreate(t.Context(), live(t, open(t, srv)), "/x", make([]byte, 900<<10), 0)))
 		s := open(t, srv, through(srv, 0, slow))
 		inc := live(t, s)
 		type answer struct {
@@ -92,7 +92,7 @@ func TestALongRequestGoesOverASlowLinkThoughItTakesLongerThanAnAnswerMay(t *test
 		s := open(t, srv, through(srv, slow, 0))
 		inc := live(t, s)
 		began := time.Now()
-		_, err := inc.Create(t.Context(), "/x", make([]byte, 170<<10)) // within the timeout: else the server hears nothing of the session
+		_, err := create(t.Context(), inc, "/x", make([]byte, 170<<10)) // within the timeout: else the server hears nothing of the session
 		must(t, err)
 		if took := time.Since(began); took < testTimeout/2 {
 			t.Errorf("it took %v: the test shows nothing", took)
@@ -143,7 +143,7 @@ func TestWatchesAreSetAgainOverASlowLinkThoughItTakesLongerThanTheTimeout(t *tes
 				}
 				other := live(t, open(t, srv))
 				for i := range watches {
-					must(t, second(other.Create(t.Context(), fmt.Sprintf("/%d%s", i, strings.Repeat("x", length)), nil)))
+					must(t, second(create(t.Context(), other, fmt.Sprintf("/%d%s", i, strings.Repeat("x", length)), nil)))
 				}
 				for range watches {
 					<-fired
@@ -167,7 +167,7 @@ func TestAnEventThatComesWhileWatchesAreSetAgainIsOneOfTheNewConnection(t *testi
 		var watches []*conn.Watch
 		for i := range 200 {
 			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
-			must(t, second(other.Create(t.Context(), w.Key.Path, nil)))
+			must(t, second(create(t.Context(), other, w.Key.Path, nil)))
 			must(t, second(inc.Exists(t.Context(), w.Key.Path)))
 			watches = append(watches, w)
 		}
@@ -176,7 +176,7 @@ func TestAnEventThatComesWhileWatchesAreSetAgainIsOneOfTheNewConnection(t *testi
 		cut = again
 		srv.Disconnect(s.ID())
 		for _, w := range watches {
-			must(t, other.RemoveNow(t.Context(), w.Key.Path))
+			must(t, remove(t.Context(), other, w.Key.Path))
 		}
 		close(again)
 		must(t, second(inc.Exists(t.Context(), "/y")))
@@ -192,7 +192,7 @@ func TestAnEventThatComesWhileWatchesAreSetAgainIsOneOfTheNewConnection(t *testi
 // A server that trickles is left: each stride must come in time.
 func TestAServerThatTricklesIsLeft(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		must(t, second(live(t, open(t, srv)).StartCreate(t.Context(), "/x", make([]byte, 900<<10), 0)))
+		must(t, second(startCreate(t.Context(), live(t, open(t, srv)), "/x", make([]byte, 900<<10), 0)))
 		rate := 1 << 10
 		s := open(t, srv, WithDialer(func(network, addr string, limit time.Duration) (net.Conn, error) {
 			c, err := srv.Dial(network, addr, limit)

@@ -95,7 +95,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		case <-answered:
 			// If the inquiry was lost with its connection, it has confirmed nothing, so the loop continues. It
 			// also continues after a write, if a sync can now confirm a later time without a further wait.
-			if proved(q) && !(q.call.op == wire.OpDelete && inc.confirmable()) {
+			if proved(q) && !(q.Call.Op == wire.OpDelete && inc.confirmable()) {
 				enough = 0 // no inquiry can confirm more
 			}
 		case <-ripe:
@@ -121,15 +121,15 @@ func (inc *Incarnation) Assured() bool {
 }
 
 // The function `proved` reports whether the server has not refused q, an inquiry that is over.
-func proved(q *pending[struct{}]) bool {
-	return q.err == nil || q.call.op == wire.OpDelete && IsNoNode(q.err)
+func proved(q *Pending[struct{}]) bool {
+	return q.Err == nil || q.Call.Op == wire.OpDelete && IsNoNode(q.Err)
 }
 
 // The method `inquire` returns the inquiry under way, or starts one if it is due. An inquiry is a
 // request that confirms the session. In both cases, `wait` is the time until the client should leave a
 // server that proves nothing. Otherwise, inquire returns nil, and the time after which to call it
 // again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
-func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Duration) {
+func (inc *Incarnation) inquire(urgent bool) (q *Pending[struct{}], wait time.Duration) {
 	up := IsClosed(inc.connection())
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
@@ -141,7 +141,7 @@ func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Du
 	case q == nil:
 	case proved(q):
 		inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
-	case q.err != zk.ErrConnectionClosed: // without a reply, the next inquiry is sent over the next connection
+	case q.Err != zk.ErrConnectionClosed: // without a reply, the next inquiry is sent over the next connection
 		inc.askAfter = now.Add(timeout / 100) // the server may be overloaded, or the connection has just ended
 	}
 	p, wait := inc.Lease.Next(now, urgent)
@@ -151,14 +151,14 @@ func (inc *Incarnation) inquire(urgent bool) (q *pending[struct{}], wait time.Du
 	if !up {
 		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
 	}
-	c := syncCall(inc.conns.Nobody)
+	c := SyncCall(inc.conns.Nobody)
 	if p == lease.Quorum {
-		c = flush(inc.conns.Nobody)
+		c = inc.Flush()
 	}
-	q = newPending(c)
+	q = NewPending(c)
 	inc.asking = q
 	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which `sending` needs.
-	inc.Manager.Spawn(func() { inc.newestConn().Send(q) })
+	inc.Manager.Spawn(func() { inc.NewestConn().Send(q) })
 	return q, inc.patienceLocked(now)
 }
 
@@ -229,7 +229,7 @@ func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Tim
 func (inc *Incarnation) hangUp() {
 	inc.startAnew()
 	inc.mu.Lock()
-	c, up := inc.newestConn(), IsClosed(inc.up) // no newer connection is stored while inc.up is closed
+	c, up := inc.NewestConn(), IsClosed(inc.up) // no newer connection is stored while inc.up is closed
 	inc.mu.Unlock()
 	// If the connection is replaced before Close, Close has no effect: `serve` has closed it.
 	if up {

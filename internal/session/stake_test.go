@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -120,7 +121,7 @@ func TestAHoldIsCertainForASevenTwentiethOfTheTimeoutAfterEachConnect(t *testing
 						must(t, inc.Connection(t.Context()))
 					}
 					time.Sleep(testTimeout * part / 100)
-					must(t, second(inc.StartCreate(t.Context(), "/x", nil, 0))) // as a Lock does
+					must(t, second(startCreate(t.Context(), inc, "/x", nil, 0))) // as a Lock does
 					time.Sleep(2 * latency)
 					stake, err := inc.Stake(t.Context())
 					must(t, err)
@@ -148,7 +149,7 @@ func TestAHoldBeginsBehindAWriteOverTheConnectionThatTheSessionHas(t *testing.T)
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
 				inc := live(t, s)
-				must(t, second(inc.Create(t.Context(), "/x", nil)))
+				must(t, second(create(t.Context(), inc, "/x", nil)))
 				srv.Disconnect(s.ID())
 				time.Sleep(time.Second)
 				must(t, inc.Connection(t.Context()))
@@ -198,7 +199,7 @@ func TestAHoldLeavesAServerThatRefusesInquiries(t *testing.T) {
 				stake, err := inc.Stake(t.Context())
 				must(t, err)
 				defer stake.Drop()
-				bad := inc.newestConn().Addr
+				bad := inc.NewestConn().Addr
 				var mu sync.Mutex
 				var next string // the first other server that is tried
 				var left time.Duration
@@ -263,7 +264,7 @@ func TestAHoldSurvivesServersThatRefuseForAMomentBesideOneThatHangs(t *testing.T
 				stake, err := inc.Stake(t.Context())
 				must(t, err)
 				defer stake.Drop()
-				silent := inc.newestConn().Addr
+				silent := inc.NewestConn().Addr
 				var mu sync.Mutex
 				refused := map[string]bool{}
 				srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -281,7 +282,7 @@ func TestAHoldSurvivesServersThatRefuseForAMomentBesideOneThatHangs(t *testing.T
 				if writes {
 					go func() {
 						for range int(testTimeout / (2 * time.Millisecond)) {
-							go inc.Create(inc.Ctx, "/w"+NewGUID(), nil)
+							go create(inc.Ctx, inc, "/w"+uuid.NewString(), nil)
 							time.Sleep(2 * time.Millisecond)
 						}
 					}()
@@ -306,7 +307,7 @@ func TestAHoldSurvivesANewServerThatHangsAtTheHandshake(t *testing.T) {
 		stake, err := inc.Stake(t.Context())
 		must(t, err)
 		defer stake.Drop()
-		known := inc.newestConn().Addr
+		known := inc.NewestConn().Addr
 		var hung atomic.Bool
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpConnect && r.Addr != known {

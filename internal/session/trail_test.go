@@ -12,7 +12,7 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 	harness.VirtualTime(t, func(t *testing.T) {
 		const timeout = 30 * time.Second
 		var tr trail
-		late := []conn.Request{newPending(deletion("/x", -1))}
+		late := []conn.Request{NewPending(DeleteCall("/x", -1))}
 		want := func(what, addr string, want bool) {
 			t.Helper()
 			if got := tr.bars(addr, timeout); got != want {
@@ -70,7 +70,7 @@ func TestAServerIsLeftOutWhileItMayCarryOutWhatTheSessionHasLeftThere(t *testing
 // A handshake without an answer may still reach the leader, right after a write over the same server.
 func TestAWriteWaitsForAHandshakeThatMayCarryItOut(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
-		late := []conn.Request{newPending(deletion("/x", -1))}
+		late := []conn.Request{NewPending(DeleteCall("/x", -1))}
 		for _, c := range []struct {
 			name  string
 			do    func(tr *trail)
@@ -101,15 +101,17 @@ func TestAWriteWaitsForAHandshakeThatMayCarryItOut(t *testing.T) {
 }
 
 func TestWritesAloneDoHarmWhenTheyAreCarriedOutLate(t *testing.T) {
+	moot := DeleteCall("/x", -1)
+	moot.Moot = true
 	for _, c := range []struct {
 		r    conn.Request
 		want bool
 	}{
-		{newPending(deletion("/x", -1)), true},
-		{newPending(multiCall(nil)), true},
-		{(&Deletion{Paths: []string{"/x"}}).request(), false}, // it is repeated, and no znode gets the name again
-		{newPending(getCall("/x")), false},
-		{newPending(flush("/none")), false}, // the watchdog sends it, too
+		{NewPending(DeleteCall("/x", -1)), true},
+		{NewPending(txnCall(nil)), true},
+		{NewPending(moot), false},
+		{NewPending(GetCall("/x")), false},
+		{NewPending(new(Incarnation).Flush()), false}, // the watchdog sends it, too
 	} {
 		if got := conn.Harms(c.r); got != c.want {
 			t.Errorf("%T of type %d: %v, want %v", c.r, c.r.Op(), got, c.want)

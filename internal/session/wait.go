@@ -12,6 +12,10 @@ import (
 // background.
 const Grace = 25 * time.Millisecond
 
+// ReleaseTime is the time for which a release without a context waits for its result. Before that,
+// the release may need askTime. Both together are less than half a second.
+const ReleaseTime = 250 * time.Millisecond
+
 // IsClosed reports whether c is closed now.
 func IsClosed(c <-chan struct{}) bool {
 	select {

@@ -105,7 +105,7 @@ func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		_, err := inc.Create(t.Context(), "/x", nil)
+		_, err := create(t.Context(), inc, "/x", nil)
 		must(t, err)
 		data, exists := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/x"}), inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/x"})
 		_, _, err = inc.Get(t.Context(), "/x")
@@ -113,10 +113,10 @@ func TestCase08RemovingOneWatchLeavesTheOtherOfTheSameZnode(t *testing.T) {
 		_, err = inc.Exists(t.Context(), "/x")
 		must(t, err)
 		inc.Watches.Leave(data)
-		inc.newestConn().RemoveWatch(data.Key) // as if it were idle for long
+		inc.NewestConn().RemoveWatch(data.Key) // as if it were idle for long
 		_, err = inc.Set(t.Context(), "/x", []byte("x"), -1)
 		must(t, err)
-		must(t, inc.AwaitFired(within(t, time.Second), exists))
+		must(t, AwaitIn(within(t, time.Second), inc, exists.Fired))
 		inc.Watches.Leave(exists)
 		// A real server has one watch for both, and would have removed that.
 		if n := srv.Counts().Requests["removeWatches"]; n != 0 {
@@ -157,9 +157,8 @@ func TestCase08WaitsThatEndWithoutAConnectionLeaveNoWatches(t *testing.T) {
 
 func TestCase08EveryWaitThatIsCancelledLeavesItsWatch(t *testing.T) {
 	for name, wait := range map[string]func(ctx context.Context, inc *Incarnation) error{
-		"AwaitGone":    func(ctx context.Context, inc *Incarnation) error { return inc.AwaitGone(ctx, "/ours") },
-		"AwaitOwnGone": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitOwnGone(ctx, "/ours") },
-		"AwaitMade":    func(ctx context.Context, inc *Incarnation) error { return inc.AwaitMade(ctx, "/none") },
+		"AwaitGone": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitGone(ctx, "/ours") },
+		"AwaitMade": func(ctx context.Context, inc *Incarnation) error { return inc.AwaitMade(ctx, "/none") },
 		"Follow": func(ctx context.Context, inc *Incarnation) error {
 			return inc.Follow(ctx, "/ours", func(Node, *conn.Watch) error { return nil })
 		},
@@ -167,7 +166,7 @@ func TestCase08EveryWaitThatIsCancelledLeavesItsWatch(t *testing.T) {
 	} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			inc := live(t, open(t, srv))
-			must(t, inc.CreateEphemeral(t.Context(), ours("/ours", nil)))
+			must(t, second(Retry(t.Context(), inc, createCall("/ours", nil, zk.FlagEphemeral))))
 			wantErr(t, wait(within(t, time.Second), inc), context.DeadlineExceeded)
 			if len(inc.Watches.All()) == 0 {
 				t.Errorf("%s has set no watch: the test shows nothing", name)
@@ -189,7 +188,7 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 		want   zk.EventType
 	}{
 		{"created", conn.WatchKey{Kind: conn.WatchExists, Path: "/missing"}, func(t *testing.T, inc *Incarnation) {
-			_, err := inc.Create(t.Context(), "/missing", nil)
+			_, err := create(t.Context(), inc, "/missing", nil)
 			must(t, err)
 		}, zk.EventNodeCreated},
 		{"changed", conn.WatchKey{Kind: conn.WatchData, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
@@ -197,13 +196,13 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 			must(t, err)
 		}, zk.EventNodeDataChanged},
 		{"deleted, exists", conn.WatchKey{Kind: conn.WatchExists, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
-			must(t, inc.RemoveNow(t.Context(), "/there"))
+			must(t, remove(t.Context(), inc, "/there"))
 		}, zk.EventNodeDeleted},
 		{"deleted, children", conn.WatchKey{Kind: conn.WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
-			must(t, inc.RemoveNow(t.Context(), "/there"))
+			must(t, remove(t.Context(), inc, "/there"))
 		}, zk.EventNodeDeleted},
 		{"child", conn.WatchKey{Kind: conn.WatchChildren, Path: "/there"}, func(t *testing.T, inc *Incarnation) {
-			_, err := inc.Create(t.Context(), "/there/c", nil)
+			_, err := create(t.Context(), inc, "/there/c", nil)
 			must(t, err)
 		}, zk.EventNodeChildrenChanged},
 	} {
@@ -211,7 +210,7 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, b := open(t, srv), open(t, srv)
 				inc, other := live(t, s), live(t, b)
-				_, err := other.Create(t.Context(), "/there", nil)
+				_, err := create(t.Context(), other, "/there", nil)
 				must(t, err)
 				w := inc.Watches.Join(tt.key)
 				defer inc.Watches.Leave(w)
@@ -227,7 +226,7 @@ func TestCase09AChangeWhileDisconnectedFiresTheWatch(t *testing.T) {
 				tt.change(t, other)
 				srv.Disconnect(s.ID()) // the event goes down with the connection
 				srv.Heal(s.ID())
-				must(t, inc.AwaitFired(t.Context(), w))
+				must(t, AwaitIn(t.Context(), inc, w.Fired))
 				if w.Event != tt.want {
 					t.Errorf("got event %v, want %v", w.Event, tt.want)
 				}
@@ -257,12 +256,12 @@ func TestCase09EveryChangeWhileDisconnectedFiresItsWatchThoughTheServerRefusesAP
 			})
 			srv.Partition(id)
 			for _, w := range watches {
-				must(t, second(other.Create(t.Context(), w.Key.Path, nil)))
+				must(t, second(create(t.Context(), other, w.Key.Path, nil)))
 			}
 			srv.Disconnect(id) // the events go down with the connection
 			srv.Heal(id)
 			for _, w := range watches {
-				must(t, inc.AwaitFired(within(t, testTimeout), w))
+				must(t, AwaitIn(within(t, testTimeout), inc, w.Fired))
 			}
 			if n := packets.Load(); n <= 7 {
 				t.Errorf("%d packets: the test shows nothing", n)
@@ -310,7 +309,7 @@ func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *test
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := open(t, srv), open(t, srv)
 		inc := live(t, s)
-		_, err := inc.Create(t.Context(), "/n", nil)
+		_, err := create(t.Context(), inc, "/n", nil)
 		must(t, err)
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
 		_, err = inc.Exists(t.Context(), "/n")
@@ -321,7 +320,7 @@ func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *test
 		_, _, err = inc.Get(within(t, time.Millisecond), "/n") // its reply comes when it has gone
 		wantErr(t, err, context.DeadlineExceeded)
 		inc.Watches.Leave(w)
-		inc.newestConn().RemoveWatch(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
+		inc.NewestConn().RemoveWatch(conn.WatchKey{Kind: conn.WatchExists, Path: "/n"})
 		time.Sleep(time.Second)
 		w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/n"})
 		defer inc.Watches.Leave(w)
@@ -329,7 +328,7 @@ func TestDataIsWatchedThoughTheWatchOfItsExistenceIsRemovedBehindTheRead(t *test
 		must(t, err)
 		_, err = live(t, o).Set(t.Context(), "/n", []byte("x"), -1)
 		must(t, err)
-		must(t, inc.AwaitFired(within(t, time.Second), w))
+		must(t, AwaitIn(within(t, time.Second), inc, w.Fired))
 	})
 }
 

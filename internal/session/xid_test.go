@@ -48,11 +48,11 @@ func TestNoTwoRequestsOfASessionHaveTheSameXid(t *testing.T) {
 			for c.Stats().Reconnects == before || c.m.State() != StateConnected {
 				time.Sleep(time.Millisecond)
 			}
-			must(t, second(inc.Create(t.Context(), "/x", nil)))
-			must(t, inc.RemoveNow(t.Context(), "/x"))
+			must(t, second(create(t.Context(), inc, "/x", nil)))
+			must(t, remove(t.Context(), inc, "/x"))
 		}
 		inc.Watches.Leave(watch)
-		inc.giveUp() // its end is asked for over this connection, which breaks, and then over others
+		inc.Abandon() // its end is asked for over this connection, which breaks, and then over others
 		time.Sleep(time.Minute)
 		mu.Lock()
 		defer mu.Unlock()

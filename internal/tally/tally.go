@@ -18,6 +18,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // ErrNegativeCounter is the error of a change that would make a WaitGroup's counter
@@ -398,15 +399,15 @@ func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (sh
 	case own.path != "":
 		ops = append(ops, own.set(next))
 	case next > 0:
-		own = openTasks{path: session.ChildPath(t.dir, session.ProtectedName(session.NewGUID(), "tasks")), version: -1}
+		own = openTasks{path: znodes.ChildPath(t.dir, znodes.ProtectedName(znodes.NewGUID(), "tasks")), version: -1}
 		create := &zk.CreateRequest{Path: own.path, Data: []byte(strconv.Itoa(next)), Acl: t.m.Config.ACL, Flags: zk.FlagEphemeral}
 		if t.keep {
 			create.Flags = zk.FlagPersistent
 		}
 		ops = append(ops, create)
-		done, err := inc.RoomFor(ctx, create)
+		done, err := znodes.RoomFor(ctx, inc, create)
 		defer done()
-		if err = cmp.Or(err, inc.Vet(ctx, session.Dir{Path: t.dir})); err != nil {
+		if err = cmp.Or(err, znodes.Vet(ctx, inc, znodes.Dir{Path: t.dir})); err != nil {
 			return 0, err
 		}
 	}
@@ -415,10 +416,10 @@ func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (sh
 	dice.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	size := 0
 	for _, a := range others {
-		if short > 0 && size < session.MaxPacket/2 {
+		if short > 0 && size < znodes.MaxPacket/2 {
 			k := min(short, a.count)
 			short -= k
-			size += t.m.SizeOf(a.path, nil) + 32
+			size += znodes.SizeOf(t.m, a.path, nil) + 32
 			ops = append(ops, a.set(a.count-k))
 		}
 	}
@@ -443,7 +444,7 @@ func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (sh
 			break
 		}
 		if own.version < 0 && session.IsNoNode(err) {
-			if err = inc.MakeDir(ctx, session.Dir{Path: t.dir}); err == nil {
+			if err = znodes.MakeDir(ctx, inc, znodes.Dir{Path: t.dir}); err == nil {
 				continue
 			}
 		}
@@ -478,7 +479,7 @@ func (t *Tally) look(inc *session.Incarnation, own openTasks, next int) (written
 	case session.IsNoNode(err): // or another client deleted the znode
 		return !made && next == 0, nil
 	case made:
-		inc.Remove(own.path)
+		znodes.Remove(inc, own.path)
 	}
 	return false, err
 }
@@ -494,7 +495,7 @@ func (t *Tally) read(ctx context.Context, inc *session.Incarnation, list func(co
 	var paths []string
 	for _, name := range names {
 		if strings.HasPrefix(name, "_c_") && strings.HasSuffix(name, "-tasks") {
-			paths = append(paths, session.ChildPath(t.dir, name))
+			paths = append(paths, znodes.ChildPath(t.dir, name))
 		}
 	}
 	slices.Sort(paths)
@@ -504,7 +505,7 @@ func (t *Tally) read(ctx context.Context, inc *session.Incarnation, list func(co
 
 // readTasks reads the znodes at `paths`. It leaves out znodes that do not exist.
 func readTasks(ctx context.Context, inc *session.Incarnation, paths []string) ([]openTasks, error) {
-	nodes, err := inc.GetAll(ctx, paths)
+	nodes, err := znodes.GetAll(ctx, inc, paths)
 	if err != nil {
 		return nil, err
 	}

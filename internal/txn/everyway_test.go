@@ -31,6 +31,7 @@ import (
 	"github.com/zsync/zsync/internal/explore"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A plan bounds the events of a run.
@@ -157,7 +158,7 @@ func (s *servers) state(where string) string {
 	var b strings.Builder
 	fmt.Fprint(&b, where, s.call, s.faults, s.acts, s.ended, s.acted, s.count, s.never, s.ctx.Err(), s.told)
 	for _, path := range slices.Sorted(maps.Keys(s.nodes)) {
-		if !strings.HasPrefix(session.BaseName(path), "_c_") {
+		if !strings.HasPrefix(znodes.BaseName(path), "_c_") {
 			fmt.Fprint(&b, " ", path, s.nodes[path])
 		}
 	}
@@ -184,7 +185,7 @@ func (s *servers) state(where string) string {
 
 // log returns a name for the log at path that is the same in each run.
 func (s *servers) log(path string) string {
-	if !strings.HasPrefix(session.BaseName(path), "_c_") {
+	if !strings.HasPrefix(znodes.BaseName(path), "_c_") {
 		return path
 	}
 	i := slices.Index(s.logs, path)
@@ -385,7 +386,7 @@ func (s *servers) multi(send func(string, func() string) (string, error), ops []
 func (s *servers) AttemptMulti(_ context.Context, ops []any) ([]zk.MultiResponse, error) {
 	// Between two attempts, the code remembers only this.
 	t := s.t
-	s.told = []string{fmt.Sprint(t.made, t.open, t.why, session.FailedOp(t.whyRs) == 0, t.bare)}
+	s.told = []string{fmt.Sprint(t.made, t.open, t.why, znodes.FailedOp(t.whyRs) == 0, t.bare)}
 	return s.multi(s.ask, ops)
 }
 
@@ -428,7 +429,7 @@ func (s *servers) Exists(_ context.Context, path string) (stat *zk.Stat, err err
 
 func (s *servers) AttemptCreate(_ context.Context, path string, _ []byte, _ int32, _ []zk.ACL) (made string, err error) {
 	_, lost := s.ask("create "+s.log(path), func() string {
-		switch dir := s.nodes[session.ParentPath(path)]; {
+		switch dir := s.nodes[znodes.ParentPath(path)]; {
 		case dir == nil:
 			err = zk.ErrNoNode
 		case dir.readOnly:
@@ -445,7 +446,7 @@ func (s *servers) AttemptCreate(_ context.Context, path string, _ []byte, _ int3
 	return path, err
 }
 
-func (s *servers) MakeDir(_ context.Context, dir session.Dir) error {
+func (s *servers) MakeDir(_ context.Context, dir znodes.Dir) error {
 	_, err := s.retry("makedir", func() string {
 		if s.nodes[dir.Path] == nil {
 			s.nodes[dir.Path] = &znode{}
@@ -455,7 +456,7 @@ func (s *servers) MakeDir(_ context.Context, dir session.Dir) error {
 	return err
 }
 
-func (s *servers) Vet(context.Context, session.Dir) error { return nil }
+func (s *servers) Vet(context.Context, znodes.Dir) error { return nil }
 
 func (s *servers) Pause(context.Context, int) error { return nil }
 

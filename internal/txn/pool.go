@@ -17,6 +17,7 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // The type `client` is a session, with the methods that a transaction needs. Tests have a model of
@@ -28,10 +29,37 @@ type client interface {
 	Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error)
 	Exists(ctx context.Context, path string) (*zk.Stat, error)
 	Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse
-	Vet(ctx context.Context, dir session.Dir) error
-	MakeDir(ctx context.Context, dir session.Dir) error
+	Vet(ctx context.Context, dir znodes.Dir) error
+	MakeDir(ctx context.Context, dir znodes.Dir) error
 	Pause(ctx context.Context, try int) error
 	Loss() error
+}
+
+// The type `actual` is a client that is no model.
+type actual struct{ *session.Incarnation }
+
+func (a actual) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
+	return znodes.AttemptMulti(ctx, a.Incarnation, ops)
+}
+
+func (a actual) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
+	return znodes.AttemptCreate(ctx, a.Incarnation, path, data, flags, acl)
+}
+
+func (a actual) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	return znodes.Multi(ctx, a.Incarnation, ops...)
+}
+
+func (a actual) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
+	return znodes.Recall(ctx, a.Incarnation, ops, zxid)
+}
+
+func (a actual) Vet(ctx context.Context, dir znodes.Dir) error {
+	return znodes.Vet(ctx, a.Incarnation, dir)
+}
+
+func (a actual) MakeDir(ctx context.Context, dir znodes.Dir) error {
+	return znodes.MakeDir(ctx, a.Incarnation, dir)
 }
 
 // The type `log` is a znode that only this client writes.
@@ -211,21 +239,21 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 // The method `remove` deletes logs in the background, or in this goroutine if the Session is closing,
 // because Close waits for it. If this session ends first, the next session deletes them. If the servers
 // refuse the deletion, only this session tries it again.
-func (p *pool) remove(inc *session.Incarnation, closing bool, paths ...string) *session.Deletion {
+func (p *pool) remove(inc *session.Incarnation, closing bool, paths ...string) *znodes.Deletion {
 	by := func() error {
-		return p.m.During(session.Finishing, func(inc *session.Incarnation) error { return inc.RemoveNow(session.Finishing, paths...) })
+		return p.m.During(session.Finishing, func(inc *session.Incarnation) error { return znodes.RemoveNow(session.Finishing, inc, paths...) })
 	}
 	if closing {
 		by()
 		return nil
 	}
-	return inc.Tidy(&session.Deletion{Paths: paths, By: by})
+	return znodes.Tidy(inc, &znodes.Deletion{Paths: paths, By: by})
 }
 
 // The method `delete` deletes l in the background. If `later` is true, a request that creates l may
 // still arrive, and delete first waits until it cannot, unless l is ephemeral.
 func (p *pool) delete(client client, l *log, later bool) {
-	inc, m := client.(*session.Incarnation), p.m
+	inc, m := client.(actual).Incarnation, p.m
 	if p.ephemeral() || !later {
 		d := p.remove(inc, false, l.path)
 		if p.ephemeral() && l.dir != m.Full("/") {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -65,7 +66,7 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 	b := harness.NewRoute(e, rng.IntN(3))
 	o := connect(t, e.Addrs(), e.Dial)
 	for _, p := range []string{"/t", "/s", "/gate", "/keep-receipts/keep"} {
-		_, err := live(t, o).Create(t.Context(), p, nil)
+		_, err := znodes.Create(t.Context(), live(t, o), p, nil)
 		must(t, err)
 	}
 	s := connect(t, e.Addrs(), b.Dial)
@@ -105,7 +106,7 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 		r := rand.New(rand.NewPCG(seed, 100+uint64(w)))
 		for i := range each {
 			must(t, o.m.During(t.Context(), func(inc *session.Incarnation) error {
-				_, err := inc.Create(t.Context(), fmt.Sprintf("/t/%d-%d", w, i), nil)
+				_, err := znodes.Create(t.Context(), inc, fmt.Sprintf("/t/%d-%d", w, i), nil)
 				return err
 			}))
 		}
@@ -173,9 +174,9 @@ func program(t *testing.T, seed uint64, sum *tally) (faults []string) {
 			return
 		}
 		if flag = !flag; flag {
-			inc.Create(ctx, "/flag", nil)
+			znodes.Create(ctx, inc, "/flag", nil)
 		} else {
-			inc.RemoveNow(ctx, "/flag")
+			znodes.RemoveNow(ctx, inc, "/flag")
 		}
 	}
 	e.SetBacklog(time.Duration(rng.IntN(4)) * 5 * time.Millisecond)

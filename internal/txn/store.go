@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // Store applies `ops` exactly once, as [Across] does. The argument `at` describes the value that
@@ -19,8 +20,8 @@ import (
 // Store first reads the znode, from a server that may lag. If the read finds no znode, a create is
 // still safe: the servers create a persistent znode, or refuse the request. But a write is not
 // safe, so Store returns NoNode and sends nothing. If a write changes another znode than the read
-// has shown, the answer shows another czxid: see [session.Incarnation.Wrote].
-func Store(ctx context.Context, m *session.Manager, dir string, at session.Stored, ops []any) error {
+// has shown, the answer shows another czxid: see [znodes.Wrote].
+func Store(ctx context.Context, m *session.Manager, dir string, at znodes.Stored, ops []any) error {
 	known := at
 	if _, ok := ops[0].(*zk.CreateRequest); ok {
 		known.Path = "" // if the znode exists, the servers refuse to create it
@@ -38,7 +39,7 @@ func Store(ctx context.Context, m *session.Manager, dir string, at session.Store
 	}
 	rs, err := Across(ctx, m, dir, ops)
 	if session.IsNodeExists(err) && known.Path == "" { // without this check, a caller might try again forever
-		if _, e := storable(ctx, m, at); errors.Is(e, session.ErrMixed) {
+		if _, e := storable(ctx, m, at); errors.Is(e, znodes.ErrMixed) {
 			return e
 		}
 	}
@@ -48,12 +49,12 @@ func Store(ctx context.Context, m *session.Manager, dir string, at session.Store
 	if stat := rs[sets].Stat; stat != nil && stat.Czxid == czxid {
 		return nil // without a request: the write is applied, even if ctx or the session ends now
 	}
-	return m.During(ctx, func(inc *session.Incarnation) error { return inc.Wrote(ctx, at, rs[sets].Stat, czxid) })
+	return m.During(ctx, func(inc *session.Incarnation) error { return znodes.Wrote(ctx, inc, at, rs[sets].Stat, czxid) })
 }
 
-func storable(ctx context.Context, m *session.Manager, at session.Stored) (czxid int64, err error) {
+func storable(ctx context.Context, m *session.Manager, at znodes.Stored) (czxid int64, err error) {
 	err = m.During(ctx, func(inc *session.Incarnation) (err error) {
-		czxid, err = inc.Storable(ctx, at)
+		czxid, err = znodes.Storable(ctx, inc, at)
 		return err
 	})
 	return czxid, err

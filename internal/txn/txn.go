@@ -30,6 +30,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // ErrUnknown means that a transaction may have been applied. Its log cannot show that, for example
@@ -55,13 +56,13 @@ type transaction struct {
 // Session applies `ops` in one transaction, exactly once, within one ZooKeeper session. If that
 // session is lost while the outcome is unknown, the error is ErrLost.
 func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResponse, error) {
-	ops, dir, err := m.CheckOps(ops)
+	ops, dir, err := znodes.CheckOps(m, ops)
 	if err != nil {
 		return nil, err
 	}
 	var rs []zk.MultiResponse
 	err = m.During(ctx, func(inc *session.Incarnation) error {
-		done, err := inc.RoomFor(ctx, ops...)
+		done, err := znodes.RoomFor(ctx, inc, ops...)
 		defer done()
 		if err == nil {
 			rs, err = Within(ctx, inc, dir, ops)
@@ -77,7 +78,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
 	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
-	return t.apply(ctx, func(f func(client) error) error { return f(inc) })
+	return t.apply(ctx, func(f func(client) error) error { return f(actual{inc}) })
 }
 
 // Across is a variant of [Session]: if a session ends, Across continues in the next session. The
@@ -88,8 +89,8 @@ func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any
 // that says "may have been applied" has the same meaning. After any other error, nothing was
 // applied, and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
-	l := &log{path: session.ChildPath(dir, session.LogName)}
-	if err := m.CheckSize(append([]any{l.write()}, ops...)); err != nil {
+	l := &log{path: znodes.ChildPath(dir, znodes.LogName)}
+	if err := znodes.CheckSize(m, append([]any{l.write()}, ops...)); err != nil {
 		return nil, err
 	}
 	// A Close at this moment waits until the log is in the pool, or its deletion has begun: both call
@@ -98,7 +99,7 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	defer stay()
 	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
 	return t.apply(ctx, func(f func(client) error) error {
-		return m.During(ctx, func(inc *session.Incarnation) error { return f(inc) })
+		return m.During(ctx, func(inc *session.Incarnation) error { return f(actual{inc}) })
 	})
 }
 
@@ -124,7 +125,7 @@ func (t *transaction) apply(ctx context.Context, during func(func(client) error)
 	default:
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
-	return t.m.BareResponses(t.rs), err
+	return znodes.BareResponses(t.m, t.rs), err
 }
 
 // The method `during` makes attempts in one session, until it knows whether an attempt was applied.
@@ -166,7 +167,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 			err, rs = t.why, t.whyRs
 		}
 		// No attempt was applied, and none will be.
-		if session.FailedOp(rs) != 0 { // the servers refused an operation of the caller
+		if znodes.FailedOp(rs) != 0 { // the servers refused an operation of the caller
 			t.rs = rs[min(1, len(rs)):]
 			return err
 		}
@@ -192,7 +193,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 // for a refusal of t.
 func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk.MultiResponse) (applied bool, err error) {
 	err = why
-	if session.FailedOp(rs) != 0 || !session.IsBadVersion(err) { // else the log is known to have another version
+	if znodes.FailedOp(rs) != 0 || !session.IsBadVersion(err) { // else the log is known to have another version
 		t.why, t.whyRs = why, rs
 		stat, e := inc.Set(ctx, t.log.path, t.log.holds(false), t.log.version)
 		switch {
@@ -249,7 +250,7 @@ func (t *transaction) begin(ctx context.Context, inc client) error {
 	}
 	first, deletes := t.ops[0].(*zk.DeleteRequest)
 	if across && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
-		if err := inc.Vet(ctx, session.Dir{Path: t.dirs[0]}); err != nil {
+		if err := inc.Vet(ctx, znodes.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
 	}
@@ -258,7 +259,7 @@ func (t *transaction) begin(ctx context.Context, inc client) error {
 		if t.log, t.made = t.pool.take(dir), false; t.log != nil {
 			return nil
 		}
-		l := &log{dir: dir, path: session.ChildPath(dir, session.ProtectedName(session.NewGUID(), suffix))}
+		l := &log{dir: dir, path: znodes.ChildPath(dir, znodes.ProtectedName(znodes.NewGUID(), suffix))}
 		if shut, _ := t.pool.shut.Load(dir); !shut {
 			_, err = inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
 		}
@@ -284,7 +285,7 @@ func (t *transaction) begin(ctx context.Context, inc client) error {
 					return err
 				}
 			}
-			if err := inc.MakeDir(ctx, session.Dir{Path: dir}); err != nil {
+			if err := inc.MakeDir(ctx, znodes.Dir{Path: dir}); err != nil {
 				return err
 			}
 		case across:

@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/session/sessiontest"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -136,7 +137,7 @@ func TestATransactionWhoseLogWasDeletedIsNotSaidToHaveChangedNothing(t *testing.
 					names, _, _ := other.Children(context.Background(), "/")
 					for _, name := range names {
 						if strings.HasPrefix(name, "_c_") {
-							other.RemoveNow(context.Background(), "/"+name)
+							znodes.RemoveNow(context.Background(), other, "/"+name)
 						}
 					}
 				}()
@@ -176,7 +177,7 @@ func TestAnErrorThatLeavesTheOutcomeOpenIsNotTakenForAnAnswer(t *testing.T) {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s, o := open(t, srv), live(t, open(t, srv))
-					_, err := o.Create(t.Context(), "/x", nil)
+					_, err := znodes.Create(t.Context(), o, "/x", nil)
 					must(t, err)
 					lost := false
 					srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -223,7 +224,7 @@ func TestATransactionIsAppliedOnceThoughTheACLLeavesOutWriting(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %s, %v", name, kind, lost), func(t *testing.T) {
 					bubble(t, func(t *testing.T, srv *zktest.Server) {
 						s, o := f(t, srv), live(t, open(t, srv))
-						_, err := o.Create(t.Context(), "/x", nil)
+						_, err := znodes.Create(t.Context(), o, "/x", nil)
 						must(t, err)
 						me, multis := s.ID(), 0
 						srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -282,7 +283,7 @@ func TestALogWhoseCreateHadNoReplyIsNotLeft(t *testing.T) {
 				}
 				return zktest.Pass
 			})
-			must(t, live(t, s).MakeDir(t.Context(), session.Dir{Path: "/logs"}))
+			must(t, znodes.MakeDir(t.Context(), live(t, s), znodes.Dir{Path: "/logs"}))
 			_, err := Across(t.Context(), s.m, "/logs", []any{&zk.CreateRequest{Path: "/x", Acl: zk.WorldACL(zk.PermAll)}})
 			must(t, err)
 			if n := len(childrenOf(t, o, "/logs")); n != 2 || lost != 2 {

@@ -12,6 +12,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file gives taken elements to consumers, and settles them or writes them back.
@@ -72,11 +73,11 @@ func (it *delivery) putBack() {
 	defer it.stay()
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		last := session.IsClosed(it.leaving)
-		create := &zk.CreateRequest{Path: session.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
+		create := &zk.CreateRequest{Path: znodes.ChildPath(q.dir, it.name), Data: it.stored, Acl: q.m.Config.ACL}
 		err := q.commit(ctx, []any{create})
 		if errors.Is(err, session.ErrTooLarge) { // another library has stored the element without a receipt
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
-				_, err := inc.Create(ctx, create.Path, create.Data)
+				_, err := znodes.Create(ctx, inc, create.Path, create.Data)
 				return err
 			})
 		} else if session.IsNodeExists(err) {

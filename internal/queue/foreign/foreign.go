@@ -18,6 +18,7 @@ import (
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // The type `engine` is the Engine of another library's layout.
@@ -62,14 +63,14 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 		name = fmt.Sprintf(q.ranked, b.Priority)
 	}
 	var ops []any
-	path := session.ChildPath(q.dir, name)
-	size := 2 * q.m.SizeOf(q.Receipts, make([]byte, 64))
+	path := znodes.ChildPath(q.dir, name)
+	size := 2 * znodes.SizeOf(q.m, q.Receipts, make([]byte, 64))
 	for _, data := range b.Data {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: q.frame(data), Acl: q.m.Config.ACL, Flags: zk.FlagSequence})
-		size += q.m.SizeOf(path, data) + 32
+		size += znodes.SizeOf(q.m, path, data) + 32
 	}
-	if size > session.MaxPacket {
-		return fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), size, size-session.MaxPacket, session.ErrTooLarge)
+	if size > znodes.MaxPacket {
+		return fmt.Errorf("a request of %[2]d bytes (elements: %[1]d), %[3]d too many: %[4]w", len(b.Data), size, size-znodes.MaxPacket, session.ErrTooLarge)
 	}
 	select {
 	case q.sending <- struct{}{}: // in the order of the calls
@@ -84,7 +85,7 @@ func (q *engine) Send(ctx context.Context, b queue.Batch) error {
 func (q *engine) commit(ctx context.Context, ops []any) error {
 	for {
 		rs, err := q.Commit(ctx, ops)
-		i := session.FailedOp(rs)
+		i := znodes.FailedOp(rs)
 		if i < 0 {
 			return err
 		}
@@ -92,16 +93,16 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 		switch {
 		case creates && session.IsNoNode(err):
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
-				if dir := session.ParentPath(c.Path); dir != q.dir {
-					return inc.MakeDir(ctx, session.Dir{Path: dir})
+				if dir := znodes.ParentPath(c.Path); dir != q.dir {
+					return znodes.MakeDir(ctx, inc, znodes.Dir{Path: dir})
 				}
 				// The queue's znode is not a container: the servers delete an empty container, and a client of
 				// another library fails if the znode does not exist.
-				_, err := inc.Create(ctx, q.dir, []byte(marks.Dir))
+				_, err := znodes.Create(ctx, inc, q.dir, []byte(marks.Dir))
 				return err
 			})
 		case creates && session.IsNodeExists(err) && c.Flags&zk.FlagSequence != 0:
-			return fmt.Errorf("%s has used its sequence numbers up: %w", session.ParentPath(c.Path), err)
+			return fmt.Errorf("%s has used its sequence numbers up: %w", znodes.ParentPath(c.Path), err)
 		}
 		if err != nil {
 			return err
@@ -132,7 +133,7 @@ func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside 
 		}
 		name := slices.Min(es)
 		es = slices.DeleteFunc(es, func(other string) bool { return other == name })
-		data, stat, err := inc.Get(ctx, session.ChildPath(q.dir, name))
+		data, stat, err := inc.Get(ctx, znodes.ChildPath(q.dir, name))
 		switch {
 		case session.IsNoNode(err): // another client was faster; elements that were sent since the listing may be free
 			return q.look(ctx, inc, odd, aside)
@@ -175,7 +176,7 @@ func (q *engine) take(ctx context.Context, it *delivery) (*delivery, error) {
 // The method `seize` deletes the znode of an element, and returns true if only this process has the element
 // now. It makes an element that does not decode a dead letter instead. No context stops it.
 func (q *engine) seize(it *delivery) (ours bool, err error) {
-	path := session.ChildPath(q.dir, it.name)
+	path := znodes.ChildPath(q.dir, it.name)
 	ops := []any{&zk.DeleteRequest{Path: path, Version: it.version}}
 	switch {
 	case len(it.inside) != 1:
@@ -211,10 +212,10 @@ const maxSplit = 500
 // for other data: the version would restart at 0, and a client of another library could delete an
 // element that it has not read.
 func (q *engine) split(path string, it *delivery) error {
-	size, n, ops := q.m.SizeOf(path, it.stored), len(it.inside), []any{nil}
+	size, n, ops := znodes.SizeOf(q.m, path, it.stored), len(it.inside), []any{nil}
 	for ; n > 0 && len(ops) <= maxSplit; n-- {
 		part := fmt.Sprintf("%s#%05d", path, n-1)
-		if size += q.m.SizeOf(part, nil); size > session.MaxPacket {
+		if size += znodes.SizeOf(q.m, part, nil); size > znodes.MaxPacket {
 			break
 		}
 		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(it.inside[n-1]), Acl: q.m.Config.ACL})
@@ -227,7 +228,7 @@ func (q *engine) split(path string, it *delivery) error {
 	default:
 		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
 	}
-	_, err := it.inc.Multi(session.Finishing, ops...)
+	_, err := znodes.Multi(session.Finishing, it.inc, ops...)
 	return unlessOutrun(err)
 }
 
@@ -306,7 +307,7 @@ func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
 			it, err = q.look(ctx, inc, false, false)
 			switch {
 			case session.IsNoNode(err):
-				_, err = inc.Create(ctx, q.dir, []byte(marks.Dir))
+				_, err = znodes.Create(ctx, inc, q.dir, []byte(marks.Dir))
 			case err == nil && it == nil:
 				if next := q.Sweep(inc); again.IsZero() || next.Before(again) {
 					again = next
@@ -375,7 +376,7 @@ func (q *engine) Clear(ctx context.Context) (n int, err error) {
 				there[whole] = true
 			}
 			if there[whole] {
-				paths = append(paths, session.ChildPath(q.dir, name))
+				paths = append(paths, znodes.ChildPath(q.dir, name))
 			}
 		}
 		if err != nil || len(paths) == 0 {
@@ -391,7 +392,7 @@ func (q *engine) Clear(ctx context.Context) (n int, err error) {
 }
 
 func (q *engine) Requeue(ctx context.Context, d *queue.Letter) error {
-	create := &zk.CreateRequest{Path: session.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
+	create := &zk.CreateRequest{Path: znodes.ChildPath(q.dir, q.prefix+d.Priority), Data: d.Framed, Acl: q.m.Config.ACL, Flags: zk.FlagSequence}
 	return q.commit(ctx, append(slices.Clone(d.Removal), create))
 }
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file writes and parses the names and frames of other libraries. It does no I/O.
@@ -41,7 +41,7 @@ func (f *format) class(name string) (class string, ok bool) {
 	if !ok || n < 0 || strings.Contains(name, "|") { // names of Curator's delay and id queues have "|"
 		return "", false
 	}
-	_, ok = session.ParseSeq(rest[n:])
+	_, ok = znodes.ParseSeq(rest[n:])
 	return rest[:n], ok
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -147,7 +148,7 @@ func TestAMemberThatLeavesWhileItsInfoIsWrittenLeavesNothing(t *testing.T) {
 		})
 		inc, err := inside.Manager(reader).Incarnation(t.Context())
 		harness.Must(t, err)
-		harness.Must(t, inc.RemoveNow(t.Context(), "/g/id"))
+		harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/g/id"))
 		time.Sleep(500 * time.Millisecond)
 		harness.Must(t, m.Set(t.Context(), "2"))
 		time.Sleep(time.Second)
@@ -228,7 +229,7 @@ func TestAScheduleGoesOnWhenTheInstantOfABrokenClockIsDeleted(t *testing.T) {
 		}
 		inc, err := inside.Manager(s).Incarnation(t.Context())
 		harness.Must(t, err)
-		harness.Must(t, inc.RemoveNow(t.Context(), "/jobs/last"))
+		harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/jobs/last"))
 		if ran, err := c.Do(t.Context(), time.Now(), nothing); !ran || err != nil {
 			t.Errorf("after its deletion: %v, %v", ran, err)
 		}

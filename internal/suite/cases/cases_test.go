@@ -25,6 +25,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -178,7 +179,7 @@ func TestCase08AThousandWaitersForOneZnodeShareOneWatch(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := suite.Open(t, srv)
 		inc := inside.Live(t, s)
-		_, err := inc.Create(t.Context(), "/gate", nil)
+		_, err := znodes.Create(t.Context(), inc, "/gate", nil)
 		harness.Must(t, err)
 		var woken sync.WaitGroup
 		for range 1000 {
@@ -193,7 +194,7 @@ func TestCase08AThousandWaitersForOneZnodeShareOneWatch(t *testing.T) {
 		if before.Watches != 1 {
 			t.Errorf("%d watches on the server, want 1", before.Watches)
 		}
-		harness.Must(t, inc.RemoveNow(t.Context(), "/gate"))
+		harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/gate"))
 		woken.Wait()
 		if n := srv.Counts().Sub(before).Notifications; n != 1 {
 			t.Errorf("%d notifications, want 1", n)
@@ -231,9 +232,9 @@ func TestCase09WatchesAreSetAgainAheadOfEveryCall(t *testing.T) {
 			t.Errorf("first request of the new connection is %v, want setWatches; all: %v", other.Op, ops)
 		}
 		b := suite.Open(t, srv)
-		_, err = inside.Live(t, b).Create(t.Context(), "/x", nil)
+		_, err = znodes.Create(t.Context(), inside.Live(t, b), "/x", nil)
 		harness.Must(t, err)
-		harness.Must(t, inc.AwaitFired(t.Context(), w))
+		harness.Must(t, session.AwaitIn(t.Context(), inc, w.Fired))
 		inc.Watches.Leave(w)
 	})
 }
@@ -261,7 +262,7 @@ func TestCase12AForeignChildOfAnyNameDoesNoHarm(t *testing.T) {
 		s := suite.Open(t, srv)
 		inc := inside.Live(t, s)
 		for _, name := range []string{"_c_", "_c_short", "lock", "lock-", "x", "_c_0123456789abcdef0123456789abcdef-other-0000000000"} {
-			_, err := inc.Create(t.Context(), "/m/"+name, nil)
+			_, err := znodes.Create(t.Context(), inc, "/m/"+name, nil)
 			harness.Must(t, err)
 		}
 		m := zsync.NewMutex(s, "/m")
@@ -489,9 +490,9 @@ func TestCase20AWaiterSurvivesTheTreeBeingRebuilt(t *testing.T) {
 		inc := inside.Live(t, admin)
 		all := lock.ParseChildren(suite.ChildrenOf(t, admin, "/m"), "lock-")
 		for _, c := range slices.Backward(all) { // the waiter's first
-			harness.Must(t, inc.RemoveNow(t.Context(), "/m/"+c.Name))
+			harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/m/"+c.Name))
 		}
-		if err := inc.RemoveNow(t.Context(), "/m"); err != nil && !session.IsNoNode(err) && !errors.Is(err, zk.ErrNotEmpty) {
+		if err := znodes.RemoveNow(t.Context(), inc, "/m"); err != nil && !session.IsNoNode(err) && !errors.Is(err, zk.ErrNotEmpty) {
 			t.Fatal(err)
 		}
 		harness.Must(t, <-got)
@@ -516,7 +517,7 @@ func TestCase20ALockOnAReapedParentMakesItAgain(t *testing.T) {
 				t.Fatal("the container was not reaped")
 			}
 			// What is above it stays, as something may be stored there, until somebody deletes it.
-			harness.Must(t, inside.Live(t, s).RemoveNow(t.Context(), "/deep/down"))
+			harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, s), "/deep/down"))
 		}
 	})
 }
@@ -531,7 +532,7 @@ func TestCase21AWaiterWhoseNodeIsDeletedIsNeverGrantedOnIt(t *testing.T) {
 		names := suite.ChildrenOf(t, a, "/m")
 		for _, n := range names {
 			if stat, _ := inside.Live(t, c).Exists(t.Context(), "/m/"+n); stat.EphemeralOwner == b.ID() {
-				harness.Must(t, inside.Live(t, c).RemoveNow(t.Context(), "/m/"+n))
+				harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, c), "/m/"+n))
 			}
 		}
 		synctest.Wait() // b has learned it, and stands in the line again
@@ -557,7 +558,7 @@ func TestCase21AHolderWhoseNodeIsDeletedLearnsItAtTheNextCall(t *testing.T) {
 		m := zsync.NewMutex(s, "/m")
 		harness.Must(t, m.Lock(t.Context()))
 		for _, n := range suite.ChildrenOf(t, s, "/m") {
-			harness.Must(t, inside.Live(t, s).RemoveNow(t.Context(), "/m/"+n))
+			harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, s), "/m/"+n))
 		}
 		_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/written"})
 		harness.WantErr(t, err, zsync.ErrLost)
@@ -892,7 +893,7 @@ func TestCase31TheLeaderIsTheFirstEvenWhereTheServerRepeatsTheLastNumber(t *test
 		// The one from before leads still, then each in the order of arrival.
 		for _, name := range suite.ChildrenOf(t, s, "/e") {
 			if strings.HasSuffix(name, "0000000000") {
-				harness.Must(t, inside.Live(t, s).RemoveNow(t.Context(), "/e/"+name))
+				harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, s), "/e/"+name))
 			}
 		}
 		for i := range es {
@@ -916,7 +917,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := suite.Open(t, srv)
 		old := inside.Live(t, s)
-		l := lock.New(inside.Manager(s), "/m", session.ProtectedName, "lock-")
+		l := lock.New(inside.Manager(s), "/m", znodes.ProtectedName, "lock-")
 		for name, acquire := range map[string]func(context.Context) (*lock.Claim, error){
 			"acquire": (&lock.Place{Line: &l}).Take,
 			"try":     func(ctx context.Context) (*lock.Claim, error) { return l.Try(ctx, lock.Exclusive) },

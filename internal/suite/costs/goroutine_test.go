@@ -20,7 +20,7 @@ func working() (n int) {
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
 		lines := strings.Split(stack, "\n")
-		library := strings.Contains(stack, "github.com/zsync/zsync.") || strings.Contains(stack, "zsync/internal/session.")
+		library := strings.Contains(stack, "github.com/zsync/zsync.") || strings.Contains(stack, "zsync/internal/session.") || strings.Contains(stack, "zsync/internal/znodes.")
 		if library && !strings.Contains(lines[1], "(*Manager).idle(") {
 			n++
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -1569,7 +1570,7 @@ func deleteParties(t testing.TB, s *zsync.Session) {
 	inc, err := inside.Manager(s).Incarnation(t.Context())
 	harness.Must(t, err)
 	for _, name := range suite.ChildrenOf(t, s, "/w/parties") {
-		harness.Must(t, inc.RemoveNow(t.Context(), "/w/parties/"+name))
+		harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/w/parties/"+name))
 	}
 }
 
@@ -1715,12 +1716,12 @@ func TestAKeeperWhoseZnodeIsDeletedIsToldByLeave(t *testing.T) {
 				harness.Must(t, err)
 				for _, name := range suite.ChildrenOf(t, stranger, "/w/parties") {
 					if strings.HasSuffix(name, "-0000000001") {
-						harness.Must(t, inc.RemoveNow(t.Context(), "/w/parties/"+name))
+						harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/w/parties/"+name))
 					}
 				}
 				for _, name := range suite.ChildrenOf(t, stranger, "/w") {
 					if all && strings.HasPrefix(name, "keeper-") {
-						harness.Must(t, inc.RemoveNow(t.Context(), "/w/"+name))
+						harness.Must(t, znodes.RemoveNow(t.Context(), inc, "/w/"+name))
 					}
 				}
 				left := leave(t, wga)

@@ -16,6 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -645,7 +646,7 @@ func TestForgedNumberCostsNobodyMoreThanAPlaceInTheLine(t *testing.T) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)
 		inc := inside.Live(t, b)
 		for i := range 300 {
-			_, err := inc.Create(t.Context(), fmt.Sprintf("/m/%d-lock-2147483647", i), nil)
+			_, err := znodes.Create(t.Context(), inc, fmt.Sprintf("/m/%d-lock-2147483647", i), nil)
 			harness.Must(t, err)
 		}
 		before := a.Stats().Requests

@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -192,8 +192,8 @@ func waiterCost(t *testing.T, n int, each bool) (cost int64) {
 		if each {
 			before := inUse()
 			for range n {
-				guid := session.NewGUID()
-				err := inside.Live(t, s).CreateEphemeral(t.Context(), &session.Creation{Dir: session.Dir{Path: "/others"}, Paths: []string{session.ChildPath("/others", session.ProtectedName(guid, "lock-"))}, GUID: guid})
+				guid := znodes.NewGUID()
+				err := znodes.CreateEphemeral(t.Context(), inside.Live(t, s), &znodes.Creation{Dir: znodes.Dir{Path: "/others"}, Paths: []string{znodes.ChildPath("/others", znodes.ProtectedName(guid, "lock-"))}, GUID: guid})
 				harness.Must(t, err)
 			}
 			servers = int64(inUse()-before) / int64(n)
@@ -238,8 +238,8 @@ func TestAHeldLockCostsNoGoroutineAndAtMost2304Bytes(t *testing.T) {
 			return int64(inUse()-before) / n
 		}
 		servers := grown(func(i int) { // the same znodes
-			guid := session.NewGUID()
-			err := inside.Live(t, s).CreateEphemeral(t.Context(), &session.Creation{Dir: session.Dir{Path: path("none", i)}, Paths: []string{session.ChildPath(path("none", i), session.ProtectedName(guid, "lock-"))}, GUID: guid})
+			guid := znodes.NewGUID()
+			err := znodes.CreateEphemeral(t.Context(), inside.Live(t, s), &znodes.Creation{Dir: znodes.Dir{Path: path("none", i)}, Paths: []string{znodes.ChildPath(path("none", i), znodes.ProtectedName(guid, "lock-"))}, GUID: guid})
 			harness.Must(t, err)
 		})
 		goroutines, watches := runtime.NumGoroutine(), srv.Counts().Watches
@@ -330,7 +330,7 @@ func TestALockHeldForLongIsLostAtOnceWhenItsZnodeIsDeletedAgainAndAgain(t *testi
 			if harness.Closed(m.Lost()) {
 				t.Fatalf("lost after %v though nobody has deleted it", held)
 			}
-			harness.Must(t, inside.Live(t, other).RemoveNow(t.Context(), "/m/"+suite.ChildrenOf(t, other, "/m")[0]))
+			harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, other), "/m/"+suite.ChildrenOf(t, other, "/m")[0]))
 			time.Sleep(20 * time.Millisecond)
 			if !harness.Closed(m.Lost()) {
 				t.Errorf("held for %v: not lost 20 ms after its znode was deleted", held)

@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -346,7 +347,7 @@ func TestAWaitHasAPlaceWhereNumbersSayNothingAnyMore(t *testing.T) {
 		for range 4 {
 			ms = append(ms, zsync.NewMutex(suite.Open(t, srv), "/m"))
 		}
-		_, err := inside.Live(t, inside.Session(ms[0])).Create(t.Context(), "/m", nil)
+		_, err := znodes.Create(t.Context(), inside.Live(t, inside.Session(ms[0])), "/m", nil)
 		harness.Must(t, err)
 		srv.SetSequence("/m", math.MaxInt32-1)
 		harness.Must(t, ms[0].Lock(t.Context()))

@@ -32,6 +32,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -227,7 +228,7 @@ func (w *everyRun) visit(path string) {
 	n := everyNode{node: fmt.Sprint(w.born[path], stat.Version, w.plain(string(data)))}
 	for _, name := range names {
 		n.children = append(n.children, w.plain(name))
-		w.visit(session.ChildPath(path, name))
+		w.visit(znodes.ChildPath(path, name))
 	}
 	w.tree[w.plain(path)] = n
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // Models of what runs a function: OnceFunc, OnceValue and OnceValues, Flight, Schedule.
@@ -237,7 +237,7 @@ func TestModelOfFlight(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		for _, key := range append(keys, "c") {
-			if left := suite.ChildrenOf(t, fresh, "/f/"+session.NameOfKey(key)); len(left) > 0 {
+			if left := suite.ChildrenOf(t, fresh, "/f/"+znodes.NameOfKey(key)); len(left) > 0 {
 				t.Errorf("left of %s: %q", key, left)
 			}
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -85,7 +85,7 @@ func newLockRun(m *modelRun) *lockRun {
 		}
 	}
 	r.stranger = suite.Open(r.t, r.srv)
-	_, err := inside.Live(r.t, r.stranger).Create(r.t.Context(), "/log", nil)
+	_, err := znodes.Create(r.t.Context(), inside.Live(r.t, r.stranger), "/log", nil)
 	harness.Must(r.t, err)
 	for _, s := range r.ss {
 		harness.Must(r.t, inside.Live(r.t, s).Sync(r.t.Context(), "/log"))
@@ -159,7 +159,7 @@ func (r *lockRun) strike(s *zsync.Session, path string, d *rand.Rand) {
 	r.mu.Lock()
 	r.struck[stat.EphemeralOwner] = time.Now().Add(time.Minute) // until it is known to be done
 	r.mu.Unlock()
-	inc.Remove(path).Await(time.Second)
+	znodes.Remove(inc, path).Await(time.Second)
 	r.mu.Lock()
 	r.struck[stat.EphemeralOwner] = time.Now()
 	r.mu.Unlock()
@@ -178,7 +178,7 @@ func (r *lockRun) believed(h *modelHold) bool {
 	struck, ok := r.struck[h.session]
 	late := 5 * time.Second
 	if r.blind[h.session] {
-		late += session.LookAgainAfter
+		late += znodes.LookAgainAfter
 	}
 	return !r.ended[h.session] && !(ok && h.since.Before(struck.Add(late)))
 }

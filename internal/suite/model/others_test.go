@@ -14,8 +14,8 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // Models of Once and WaitGroup.
@@ -252,12 +252,12 @@ func (r *taskRun) bar(d *rand.Rand) {
 // again and again: then nobody can tell how many there are.
 func (r *taskRun) litterWith(d *rand.Rand, s *zsync.Session) {
 	inc := inside.Live(r.t, s)
-	path := "/w/" + session.ProtectedName(session.NewGUID(), "tasks")
+	path := "/w/" + znodes.ProtectedName(znodes.NewGUID(), "tasks")
 	for r.pause(d) {
-		_, err := inc.Create(context.Background(), path, []byte("litter"))
+		_, err := znodes.Create(context.Background(), inc, path, []byte("litter"))
 		harness.Must(r.t, err)
 		r.pause(d)
-		harness.Must(r.t, inc.RemoveNow(context.Background(), path))
+		harness.Must(r.t, znodes.RemoveNow(context.Background(), inc, path))
 	}
 }
 

@@ -21,7 +21,7 @@ var logKeys = []string{
 
 func TestLogKeysAreFixed(t *testing.T) {
 	seen := 0
-	for _, dir := range []string{".", "internal/session", "internal/lock", "internal/queue"} {
+	for _, dir := range []string{".", "internal/session", "internal/znodes", "internal/lock", "internal/queue"} {
 		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		harness.Must(t, err)
 		for _, name := range names {

@@ -15,8 +15,8 @@ import (
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -32,7 +32,7 @@ func deleteLease(t *testing.T, s *zsync.Session, m *zsync.Semaphore, i int) {
 	dir, _ := inside.SemaphoreZnodes(m)
 	names := suite.ChildrenOf(t, s, dir)
 	slices.Sort(names)
-	harness.Must(t, inside.Live(t, s).RemoveNow(t.Context(), session.ChildPath(dir, names[i])))
+	harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, s), znodes.ChildPath(dir, names[i])))
 }
 
 func TestAllPermitsAreToldAtOnceWhenTheZnodeOfOneIsDeletedAndTheOthersGoSoon(t *testing.T) {
@@ -103,7 +103,7 @@ func TestPermitDeletedBeforeItsReplyWasHeardIsALossAndNoFailure(t *testing.T) {
 				ours := slices.DeleteFunc(suite.ChildrenOf(t, b, dir), func(name string) bool { return slices.Contains(theirs, name) })
 				slices.Sort(ours)
 				if deleted = len(ours) == 2; deleted {
-					harness.Must(t, inside.Live(t, b).RemoveNow(t.Context(), session.ChildPath(dir, ours[0])))
+					harness.Must(t, znodes.RemoveNow(t.Context(), inside.Live(t, b), znodes.ChildPath(dir, ours[0])))
 				}
 			}
 			return lost(r)
@@ -165,7 +165,7 @@ func TestPermitDeletedJustAsItIsReleasedIsNoLossOfTheOthers(t *testing.T) {
 			lost, id := m.Lost(), a.ID()
 			asked := make(chan string, 1)
 			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Session == id && r.Op == zktest.OpDelete && session.ParentPath(r.Path) == dir {
+				if r.Session == id && r.Op == zktest.OpDelete && znodes.ParentPath(r.Path) == dir {
 					select {
 					case asked <- r.Path:
 					default: // the last Release
@@ -176,7 +176,7 @@ func TestPermitDeletedJustAsItIsReleasedIsNoLossOfTheOthers(t *testing.T) {
 			})
 			released := harness.Async(func() error { return m.Release(1) })
 			time.Sleep(time.Duration(8+4*after) * time.Millisecond)
-			deleted := inside.Live(t, b).RemoveNow(t.Context(), <-asked)
+			deleted := znodes.RemoveNow(t.Context(), inside.Live(t, b), <-asked)
 			err := <-released
 			if first := deleted == nil; first != (suite.LossOf(err) == zsync.LossDeleted) || !first && err != nil {
 				t.Errorf("step %d: deletion: %v; Release: %v", after, deleted, err)

@@ -10,8 +10,8 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -213,11 +213,11 @@ func TestSemaphoreWorksAtTheLongestPath(t *testing.T) {
 	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
 		for _, n := range []int64{3, 5000} {
 			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-				m := zsync.NewSemaphore(suite.Open(t, srv), "/"+strings.Repeat("a", session.MaxPath-1), n, zsync.WithLayout(layout))
+				m := zsync.NewSemaphore(suite.Open(t, srv), "/"+strings.Repeat("a", znodes.MaxPath-1), n, zsync.WithLayout(layout))
 				harness.Must(t, m.Acquire(t.Context(), 2))
 				harness.Must(t, m.Resize(t.Context(), 2))
 				harness.Must(t, m.Release(2))
-				harness.WantErr(t, zsync.NewSemaphore(suite.Open(t, srv), "/"+strings.Repeat("a", session.MaxPath), n, zsync.WithLayout(layout)).Acquire(t.Context(), 1), zsync.ErrInvalid)
+				harness.WantErr(t, zsync.NewSemaphore(suite.Open(t, srv), "/"+strings.Repeat("a", znodes.MaxPath), n, zsync.WithLayout(layout)).Acquire(t.Context(), 1), zsync.ErrInvalid)
 			})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -28,13 +29,13 @@ func TestGetAllReadsEveryZnodeWithFewRequests(t *testing.T) {
 		}
 		harness.Must(t, inside.Manager(s).During(t.Context(), func(inc *session.Incarnation) error {
 			for path, data := range want {
-				if _, err := inc.Create(t.Context(), path, data); err != nil {
+				if _, err := znodes.Create(t.Context(), inc, path, data); err != nil {
 					return err
 				}
 			}
 			for round := range 2 {
 				before := s.Stats().Requests
-				nodes, err := inc.GetAll(t.Context(), paths)
+				nodes, err := znodes.GetAll(t.Context(), inc, paths)
 				if err != nil {
 					return err
 				}
@@ -71,10 +72,10 @@ func TestGetAllDoesWithoutMultiReadWhereServersDoNotKnowIt(t *testing.T) {
 			return zktest.Pass
 		})
 		harness.Must(t, inside.Manager(s).During(t.Context(), func(inc *session.Incarnation) error {
-			_, err := inc.Create(t.Context(), "/a", []byte("x"))
+			_, err := znodes.Create(t.Context(), inc, "/a", []byte("x"))
 			harness.Must(t, err)
 			for range 2 {
-				nodes, err := inc.GetAll(t.Context(), []string{"/a", "/b"})
+				nodes, err := znodes.GetAll(t.Context(), inc, []string{"/a", "/b"})
 				harness.Must(t, err)
 				if string(nodes[0].Data) != "x" || nodes[1].Stat != nil {
 					t.Errorf("got %v", nodes)

@@ -20,6 +20,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/wire"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -243,12 +244,12 @@ func TestARequestThatIsNeverAnsweredEndsTheConnectionThoughPingsAre(t *testing.T
 		var deaf atomic.Bool
 		s := suite.Open(t, srv, zsync.WithDialer(deafDial(t, srv, &deaf)))
 		inc := inside.Live(t, s)
-		_, err := inc.Create(t.Context(), "/x", nil)
+		_, err := znodes.Create(t.Context(), inc, "/x", nil)
 		harness.Must(t, err)
 		time.Sleep(time.Minute + time.Second)
 		deaf.Store(true)
 		start := time.Now()
-		got := harness.Async(func() error { return inc.RemoveNow(t.Context(), "/x") })
+		got := harness.Async(func() error { return znodes.RemoveNow(t.Context(), inc, "/x") })
 		time.Sleep(harness.Timeout/2 - time.Millisecond)
 		if n := s.Stats().Reconnects; n != 0 {
 			t.Errorf("%d reconnects %v after the request", n, time.Since(start))

@@ -15,6 +15,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -42,7 +43,7 @@ func TestWhatAnEventHasToldIsNotTakenBackByAServerThatLags(t *testing.T) {
 		t.Run(c.kind.String(), func(t *testing.T) {
 			suite.AfterEvent(t, nil, func(t *testing.T, w, p *zsync.Session, strike func() (mend func())) {
 				inc := inside.Live(t, w)
-				_, err := inc.Create(t.Context(), "/x", []byte("old"))
+				_, err := znodes.Create(t.Context(), inc, "/x", []byte("old"))
 				harness.Must(t, err)
 				change := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: "/x"})
 				_, _, err = inc.Get(t.Context(), "/x")

@@ -14,6 +14,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -120,7 +121,7 @@ func TestObserversAndLogHandlersMayAskBack(t *testing.T) {
 		"loss on suspend": {[]zsync.Option{zsync.WithLossOnSuspend()}, func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
 		"deleted": {nil, func(srv *zktest.Server, s *zsync.Session) {
 			inc, _ := inside.Manager(s).Incarnation(context.Background())
-			inc.RemoveNow(context.Background(), suite.Ephemerals(srv, s.ID())...)
+			znodes.RemoveNow(context.Background(), inc, suite.Ephemerals(srv, s.ID())...)
 		}},
 		"disconnected": {nil, func(srv *zktest.Server, s *zsync.Session) { srv.Disconnect(s.ID()) }},
 		"closed":       {nil, func(srv *zktest.Server, s *zsync.Session) { s.Close() }},

@@ -22,6 +22,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -43,7 +44,7 @@ func TestATxnThatSetsDataFiresNoWatchOfChildren(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, o := suite.Open(t, srv), suite.Open(t, srv)
 		inc := inside.Live(t, o)
-		_, err := inc.Create(t.Context(), "/a/x", nil)
+		_, err := znodes.Create(t.Context(), inc, "/a/x", nil)
 		harness.Must(t, err)
 		m := zsync.NewMutex(s, "/a/lock")
 		harness.Must(t, m.Lock(t.Context()))
@@ -142,7 +143,7 @@ func TestEachTxnIsAppliedOnceThoughManyShareReceiptsAndRepliesAreLost(t *testing
 func TestWhereTheRootIsClosedAReceiptIsGoneWhenItsTxnReturns(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		admin, s := suite.Open(t, srv), suite.Open(t, srv)
-		_, err := inside.Live(t, admin).Create(t.Context(), "/a", nil)
+		_, err := znodes.Create(t.Context(), inside.Live(t, admin), "/a", nil)
 		harness.Must(t, err)
 		harness.SetACL(t, srv, "/", zk.WorldACL(zk.PermRead))
 		for range 3 {
@@ -191,7 +192,7 @@ func TestAReceiptThatSomebodyHasDeletedOrWrittenIsReplaced(t *testing.T) {
 func TestATxnHasNoReceiptIfTheServersPermitNone(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		admin, s := suite.Open(t, srv), suite.Open(t, srv)
-		_, err := inside.Live(t, admin).Create(t.Context(), "/a", nil)
+		_, err := znodes.Create(t.Context(), inside.Live(t, admin), "/a", nil)
 		harness.Must(t, err)
 		for _, path := range []string{"/a", "/"} {
 			harness.SetACL(t, srv, path, zk.WorldACL(zk.PermRead|zk.PermWrite))
@@ -370,7 +371,7 @@ func TestAChangeWhoseRepetitionIsRefusedIsToldAsItWas(t *testing.T) {
 							return srv.Dial(network, addr, timeout)
 						}))
 						o := suite.Open(t, srv)
-						_, err := inside.Live(t, o).Create(ctx, "/p-receipts/keep", nil)
+						_, err := znodes.Create(ctx, inside.Live(t, o), "/p-receipts/keep", nil)
 						harness.Must(t, err)
 						if u.before != nil {
 							harness.Must(t, u.before(ctx, o))
@@ -415,7 +416,7 @@ func TestAChangeIsAppliedOnceThoughNoLogMayBeMadeAnyMore(t *testing.T) {
 		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			ctx := t.Context()
 			s, o := suite.Open(t, srv), suite.Open(t, srv)
-			_, err := inside.Live(t, o).Create(ctx, "/v-receipts/keep", nil)
+			_, err := znodes.Create(ctx, inside.Live(t, o), "/v-receipts/keep", nil)
 			harness.Must(t, err)
 			harness.Must(t, zsync.NewValue[int](o, "/v").Store(ctx, 1))
 			plain, _, err := zk.Connect([]string{srv.Addr()}, time.Second, zk.WithDialer(srv.Dial), zk.WithLogInfo(false))

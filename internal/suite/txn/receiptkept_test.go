@@ -17,6 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/inside"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/internal/txn"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -200,7 +201,7 @@ func TestWhatWasBarredInASessionThatEndedIsNotTakenForApplied(t *testing.T) {
 						return srv.Dial(network, addr, timeout)
 					}))
 					o := suite.Open(t, srv)
-					_, err := inside.Live(t, o).Create(t.Context(), "/v-receipts/keep", nil)
+					_, err := znodes.Create(t.Context(), inside.Live(t, o), "/v-receipts/keep", nil)
 					harness.Must(t, err)
 					harness.Must(t, zsync.NewValue[int](o, "/v").Store(t.Context(), 1))
 					v := zsync.NewValue[int](s, "/v")

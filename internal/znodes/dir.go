@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file creates the parent znodes of a primitive's znodes.
 
@@ -8,6 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -32,30 +33,30 @@ func (d Dir) owns(path string) bool {
 // dirCall creates the znode at path, which is dir or a znode above dir. If the session has its own
 // ACL, a Dir is persistent, not a container. The servers would delete an empty container, and then
 // another client could create the znode with a wider ACL.
-func (inc *Incarnation) dirCall(path string, dir Dir) call[string] {
+func dirCall(inc *session.Incarnation, path string, dir Dir) session.Call[string] {
 	if !dir.owns(path) {
-		return inc.createCall(path, nil, zk.FlagPersistent)
+		return createCall(inc, path, nil, zk.FlagPersistent)
 	}
 	data, flags := []byte(marks.Dir), int32(zk.FlagContainer)
 	if path == dir.Path && dir.Data != nil {
 		data = dir.Data
 	}
-	if dir.Kept || inc.Manager.protects() {
+	if dir.Kept || protects(inc.Manager) {
 		flags = zk.FlagPersistent
 	}
-	return inc.createCall(path, data, flags)
+	return createCall(inc, path, data, flags)
 }
 
 // MakeDir creates a Dir and the znodes above it, if they are missing. It vets a Dir that exists.
-func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
+func MakeDir(ctx context.Context, inc *session.Incarnation, dir Dir) error {
 	for {
-		made, err := inc.addDir(ctx, dir.Path, dir)
+		made, err := addDir(ctx, inc, dir.Path, dir)
 		if made || err != nil {
 			return err
 		}
 		// Either another client has created the znode, or this client has created it but the reply is
 		// lost.
-		if err := inc.VetNow(ctx, dir.Path); !IsNoNode(err) {
+		if err := VetNow(ctx, inc, dir.Path); !session.IsNoNode(err) {
 			return err
 		}
 	}
@@ -63,22 +64,22 @@ func (inc *Incarnation) MakeDir(ctx context.Context, dir Dir) error {
 
 // addDir creates the znode at path and the missing parents of that znode. The path is the path of
 // dir or of a znode above dir. The result reports whether the znode was missing.
-func (inc *Incarnation) addDir(ctx context.Context, path string, dir Dir) (bool, error) {
+func addDir(ctx context.Context, inc *session.Incarnation, path string, dir Dir) (bool, error) {
 	for path != "/" {
-		c := inc.dirCall(path, dir)
-		_, err := retry(ctx, inc, c)
+		c := dirCall(inc, path, dir)
+		_, err := session.Retry(ctx, inc, c)
 		switch {
-		case isUnimplemented(err) && c.op == wire.OpCreateContainer: // the next attempt creates no container
-		case IsNodeExists(err):
+		case session.IsUnimplemented(err) && c.Op == wire.OpCreateContainer: // the next attempt creates no container
+		case session.IsNodeExists(err):
 			return false, nil
-		case IsNoNode(err):
+		case session.IsNoNode(err):
 			// The ACL of the parents does not matter: the root of a tree is open on most servers.
-			if _, err := inc.addDir(ctx, ParentPath(path), dir); err != nil {
+			if _, err := addDir(ctx, inc, ParentPath(path), dir); err != nil {
 				return false, err
 			}
 		default:
-			if err == nil && inc.Manager.protects() { // without an ACL of its own, the session does not read `vetted`
-				inc.vetted.Store(path, struct{}{})
+			if err == nil && protects(inc.Manager) { // without an ACL of its own, the session does not read `vetted`
+				of(inc).vetted.Store(path, struct{}{})
 			}
 			return err == nil, err
 		}

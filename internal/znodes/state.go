@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // ErrMixed means that the path is used by another kind of primitive, or with another layout.
@@ -41,10 +42,10 @@ func NeverStored(data []byte, stat *zk.Stat) bool {
 }
 
 // GetMade calls the function `read` for path. The error is ErrMixed if the znode is NeverStored.
-func (inc *Incarnation) GetMade(ctx context.Context, path string, read func(context.Context, string) ([]byte, *zk.Stat, error)) ([]byte, *zk.Stat, error) {
+func GetMade(ctx context.Context, inc *session.Incarnation, path string, read func(context.Context, string) ([]byte, *zk.Stat, error)) ([]byte, *zk.Stat, error) {
 	data, stat, err := read(ctx, path)
 	if err == nil && NeverStored(data, stat) {
-		err = inc.Manager.Mixed(path)
+		err = Mixed(inc.Manager, path)
 	}
 	return data, stat, err
 }
@@ -65,7 +66,7 @@ func SwapOps(path string, data []byte, version int32) []any {
 
 // Mixed returns the error of a write to path, at which no value may be stored. path includes the
 // chroot.
-func (m *Manager) Mixed(path string) error {
+func Mixed(m *session.Manager, path string) error {
 	return fmt.Errorf("%w: %s is ephemeral, or the parent znode of a lock, a map, a group or a queue; store the value at its own path", ErrMixed, m.Bare(path))
 }
 
@@ -84,20 +85,20 @@ type Stored struct {
 // primitive: no read would find the value.
 func (at Stored) Check(data []byte) error {
 	if marks.IsDir(data) || !at.Leaf && marks.IsParent(data) {
-		return Invalid("the stored form of the value ends with %q, which marks the parent znode of a primitive", data[bytes.LastIndexByte(data, '\n')+1:])
+		return session.Invalid("the stored form of the value ends with %q, which marks the parent znode of a primitive", data[bytes.LastIndexByte(data, '\n')+1:])
 	}
 	return nil
 }
 
 // Entry returns the result of a read of `at`. The Stat is nil if nothing is stored there.
-func (at Stored) Entry(data []byte, stat *zk.Stat, err error) (Node, error) {
-	if IsNoNode(err) || err == nil && (!at.Leaf && Unstored(data, stat) || at.Leaf && NeverStored(data, stat)) {
-		return Node{}, nil
+func (at Stored) Entry(data []byte, stat *zk.Stat, err error) (session.Node, error) {
+	if session.IsNoNode(err) || err == nil && (!at.Leaf && Unstored(data, stat) || at.Leaf && NeverStored(data, stat)) {
+		return session.Node{}, nil
 	}
-	return Node{Data: data, Stat: stat}, err
+	return session.Node{Data: data, Stat: stat}, err
 }
 
-// The method `key` returns the key of `at` in Incarnation.lasting. A path that lasts for a Map is
+// The method `key` returns the key of `at` in known.lasting. A path that lasts for a Map is
 // no path for a value.
 func (at Stored) key() string {
 	if at.Map {
@@ -108,21 +109,21 @@ func (at Stored) key() string {
 
 // Storable returns the czxid of the persistent znode of `at`, or 0 if there is none yet. The error
 // is ErrMixed if the servers may delete that znode. A session usually reads each znode once.
-func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, err error) {
+func Storable(ctx context.Context, inc *session.Incarnation, at Stored) (czxid int64, err error) {
 	var unknown []Stored
 	var paths []string
 	for _, s := range []Stored{{Path: at.Dir, Map: true}, at} {
 		if s.Path == "" {
 			continue
 		}
-		if known, ok := inc.lasting.Load(s.key()); ok {
+		if known, ok := of(inc).lasting.Load(s.key()); ok {
 			if s.Path == at.Path {
 				czxid = known
 			}
 			continue
 		}
 		if !s.Leaf { // the ACL of the parent decides for a Leaf
-			if err := inc.VetHere(ctx, s.Path); err != nil {
+			if err := VetHere(ctx, inc, s.Path); err != nil {
 				return 0, err
 			}
 		}
@@ -131,9 +132,9 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 	if paths == nil {
 		return czxid, nil
 	}
-	nodes, err := inc.GetAll(ctx, paths)
+	nodes, err := GetAll(ctx, inc, paths)
 	for i, n := range nodes {
-		if err = inc.outlast(ctx, unknown[i], n); err != nil {
+		if err = outlast(ctx, inc, unknown[i], n); err != nil {
 			return 0, err
 		}
 		if n.Stat != nil && unknown[i].Path == at.Path {
@@ -144,29 +145,29 @@ func (inc *Incarnation) Storable(ctx context.Context, at Stored) (czxid int64, e
 }
 
 // Saw is called when the caller has read the znode of `at`, so that Storable need not read it.
-func (inc *Incarnation) Saw(at Stored, n Node) {
+func Saw(inc *session.Incarnation, at Stored, n session.Node) {
 	if !Unstored(n.Data, n.Stat) && !untouched(n.Stat) {
-		inc.lasting.Store(at.key(), n.Stat.Czxid)
+		of(inc).lasting.Store(at.key(), n.Stat.Czxid)
 	}
 }
 
-// The method `outlast` makes sure that the servers do not delete n, the znode of `at`, and records the
+// The function `outlast` makes sure that the servers do not delete n, the znode of `at`, and records the
 // czxid of n. The error is ErrMixed if it cannot, or if the znode of a Map contains a value.
-func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
+func outlast(ctx context.Context, inc *session.Incarnation, at Stored, n session.Node) error {
 	switch {
 	case n.Stat == nil:
 		return nil
 	case at.Map && string(n.Data) == marks.Map && n.Stat.EphemeralOwner == 0:
 	case !at.Leaf && Unstored(n.Data, n.Stat), at.Leaf && NeverStored(n.Data, n.Stat):
-		return inc.Manager.Mixed(at.Path)
+		return Mixed(inc.Manager, at.Path)
 	case at.Map && len(n.Data) > 0: // a deletion of a key would overwrite the value
 		return fmt.Errorf("%w: %s contains a value; choose another path for the map", ErrMixed, inc.Manager.Bare(at.Path))
 	case untouched(n.Stat) && !at.Leaf:
-		if err := inc.keep(ctx, at.Path); err != nil {
+		if err := keep(ctx, inc, at.Path); err != nil {
 			return err
 		}
 	}
-	inc.lasting.Store(at.key(), n.Stat.Czxid)
+	of(inc).lasting.Store(at.key(), n.Stat.Czxid)
 	return nil
 }
 
@@ -175,7 +176,7 @@ func (inc *Incarnation) outlast(ctx context.Context, at Stored, n Node) error {
 // another znode has replaced that znode since the read. If the new znode is a Dir, the write has
 // overwritten the mark of the Dir. So the new znode gets a persistent child. A Leaf is refused if
 // it is ephemeral, or has or had children.
-func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czxid int64) (err error) {
+func Wrote(ctx context.Context, inc *session.Incarnation, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
 		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {
 			return err
@@ -184,12 +185,12 @@ func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czx
 	if stat.Czxid == czxid {
 		return nil
 	}
-	inc.lasting.Delete(at.key())
+	of(inc).lasting.Delete(at.key())
 	switch {
 	case !at.Leaf:
-		err = inc.keep(ctx, at.Path)
+		err = keep(ctx, inc, at.Path)
 	case stat.EphemeralOwner != 0 || stat.Cversion != 0:
-		err = inc.Manager.Mixed(at.Path)
+		err = Mixed(inc.Manager, at.Path)
 	}
 	if err != nil {
 		return fmt.Errorf("it was stored, and the servers may remove it: %w", err)
@@ -197,11 +198,11 @@ func (inc *Incarnation) Wrote(ctx context.Context, at Stored, stat *zk.Stat, czx
 	return nil
 }
 
-// The method `keep` creates the persistent child of the znode at path. It is no error if there is
+// The function `keep` creates the persistent child of the znode at path. It is no error if there is
 // no such znode, or if the session has no permission to create the child.
-func (inc *Incarnation) keep(ctx context.Context, path string) error {
-	_, err := retry(ctx, inc, inc.createCall(ChildPath(path, keptBy), nil, zk.FlagPersistent))
-	if IsNodeExists(err) || IsNoNode(err) || IsAnswer(err, zk.ErrNoAuth) {
+func keep(ctx context.Context, inc *session.Incarnation, path string) error {
+	_, err := session.Retry(ctx, inc, createCall(inc, ChildPath(path, keptBy), nil, zk.FlagPersistent))
+	if session.IsNodeExists(err) || session.IsNoNode(err) || session.IsAnswer(err, zk.ErrNoAuth) {
 		err = nil
 	}
 	return err

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -41,7 +42,7 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 				s := open(t, srv)
 				inc := live(t, s)
 				if c.flags >= 0 {
-					_, err := retry(t.Context(), inc, inc.createCall("/d", c.data, c.flags))
+					_, err := session.Retry(t.Context(), inc, createCall(inc, "/d", c.data, c.flags))
 					must(t, err)
 				}
 				if c.write {
@@ -55,7 +56,7 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 					return zktest.Pass
 				})
 				for range 2 { // the second time it is remembered
-					czxid, err := inc.Storable(t.Context(), Stored{Path: "/d"})
+					czxid, err := Storable(t.Context(), inc, Stored{Path: "/d"})
 					if c.err != nil {
 						wantErr(t, err, c.err)
 					} else {

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"bytes"
@@ -12,13 +12,17 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/wire"
 )
 
-// This file prepares the operations of transactions, and reconstructs lost results.
+// This file prepares the operations of transactions, and reconstructs lost results. It also has the
+// limits of requests.
 
 // Recall reconstructs the responses of a transaction that was applied at zxid, but whose reply
 // was lost. It leaves out responses about znodes that other clients have changed or deleted since.
-func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
+func Recall(ctx context.Context, inc *session.Incarnation, ops []any, zxid int64) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
 	found, deleted := make(map[string]bool), make(map[string]bool)
 	later := make(map[string]int32) // the number of later writes of the same znode
@@ -52,7 +56,7 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 					rs[i].String = dir + "/" + name
 					found[rs[i].String] = true
 					if op.Flags&zk.FlagEphemeral != 0 {
-						inc.ephemerals.settle(0, []string{rs[i].String}) // no reply has recorded it: see AttemptMulti
+						of(inc).settle(0, []string{rs[i].String}) // no reply has recorded it: see AttemptMulti
 					}
 					break
 				}
@@ -70,7 +74,7 @@ func (inc *Incarnation) Recall(ctx context.Context, ops []any, zxid int64) []zk.
 }
 
 // BareResponses removes the chroot from the paths of rs.
-func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
+func BareResponses(m *session.Manager, rs []zk.MultiResponse) []zk.MultiResponse {
 	for i := range rs {
 		if rs[i].String != "" {
 			rs[i].String = m.Bare(rs[i].String)
@@ -83,22 +87,22 @@ func (m *Manager) BareResponses(rs []zk.MultiResponse) []zk.MultiResponse {
 // chroot, and the path of a parent in which a log can be created. The copies share no buffer with ops:
 // the client may send them after the call has returned. The argument `extra` has the paths, with the
 // chroot, of other znodes of the transaction.
-func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, err error) {
+func CheckOps(m *session.Manager, ops []any, extra ...string) (full []any, dir string, err error) {
 	if len(ops) == 0 {
-		return nil, "", Invalid("a transaction needs at least one operation")
+		return nil, "", session.Invalid("a transaction needs at least one operation")
 	}
 	full = make([]any, len(ops))
 	created := false
 	for i, op := range ops {
 		if v := reflect.ValueOf(op); v.Kind() == reflect.Pointer && v.IsNil() {
-			return nil, "", Invalid("operation %d is nil", i)
+			return nil, "", session.Invalid("operation %d is nil", i)
 		}
 		var path string
 		creates := false
 		switch op := op.(type) {
 		case *zk.CreateRequest:
 			if op.Flags&^zk.FlagEphemeralSequential != 0 {
-				return nil, "", Invalid("operation %d has flags %d; a transaction creates persistent and ephemeral znodes, sequential or not", i, op.Flags)
+				return nil, "", session.Invalid("operation %d has flags %d; a transaction creates persistent and ephemeral znodes, sequential or not", i, op.Flags)
 			}
 			r := *op
 			path, creates = op.Path, true
@@ -117,7 +121,7 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 			path = op.Path
 			full[i] = &zk.CheckVersionRequest{Path: m.Full(path), Version: op.Version}
 		default:
-			return nil, "", Invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
+			return nil, "", session.Invalid("operation %d is a %T; want *zk.CreateRequest, *zk.SetDataRequest, *zk.DeleteRequest or *zk.CheckVersionRequest", i, op)
 		}
 		if creates && !created || dir == "" {
 			created, dir = creates, ParentPath(m.Full(path))
@@ -134,12 +138,12 @@ func (m *Manager) CheckOps(ops []any, extra ...string) (full []any, dir string, 
 	for slices.ContainsFunc(full, func(op any) bool { d, ok := op.(*zk.DeleteRequest); return ok && d.Path == dir }) {
 		dir = ParentPath(dir)
 	}
-	size := m.SizeOfOps(full)
+	size := SizeOfOps(m, full)
 	for _, path := range append(extra, ChildPath(dir, LogName)) {
-		size += m.SizeOf(path, nil)
+		size += SizeOf(m, path, nil)
 	}
 	if size > MaxPacket {
-		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), ErrTooLarge)
+		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), session.ErrTooLarge)
 	}
 	return full, dir, nil
 }
@@ -175,9 +179,75 @@ func Refused(ops []any, rs []zk.MultiResponse, err error) error {
 	case *zk.CheckVersionRequest:
 		words = "check " + op.Path
 	}
-	return Worded(fmt.Sprintf("operation %d (%s): %v", i, words, err), err)
+	return session.Worded(fmt.Sprintf("operation %d (%s): %v", i, words, err), err)
 }
 
 // SweptAfter is an age by the servers' clock. Any client may delete an older znode that records a
 // transaction, because the creator of the znode has crashed.
 const SweptAfter = 12 * time.Hour
+
+// maxRequest is the largest request that a server with the default jute.maxbuffer accepts. A larger
+// request would break the connection for all users of the session. MaxPacket is the limit for sizes
+// from [SizeOf].
+const (
+	maxRequest = 1<<20 - 1
+	MaxPacket  = maxRequest - 64
+)
+
+// SizeOfACL returns the size of an ACL in a request, or half of its size in the servers' logs if that
+// is more. The servers replace an entry of the scheme auth by one entry for each identity of the
+// client. If a transaction in their logs has more than twice the size of the largest request, they
+// stop for good (see `known`).
+func SizeOfACL(m *session.Manager, acl []zk.ACL) (n int) {
+	for _, a := range acl {
+		n += 12 + len(a.Scheme) + len(a.ID)
+	}
+	return max(n, (n+growthOfACL(m, acl))/2)
+}
+
+// The function `growthOfACL` returns an upper bound of the bytes that the servers add to an ACL.
+func growthOfACL(m *session.Manager, acl []zk.ACL) (n int) {
+	const identity = 512 // by a certificate or by SASL
+	for _, a := range acl {
+		if a.Scheme != "auth" {
+			continue
+		}
+		for _, auth := range m.Config.Auths {
+			n += 64 + len(auth.Scheme) + len(auth.Credentials)
+		}
+		if t := m.Config.TLS; t != nil && (len(t.Certificates) > 0 || t.GetClientCertificate != nil) {
+			n += identity
+		}
+		if m.Config.SASL != nil {
+			n += identity
+		}
+	}
+	return n
+}
+
+// SizeOf returns an upper bound of the size of a request that creates or writes a znode.
+func SizeOf(m *session.Manager, path string, data []byte) int {
+	return 64 + len(path) + len(data) + SizeOfACL(m, m.Config.ACL)
+}
+
+// SizeOfOps returns the size of a transaction in bytes, or half of its size in the servers' logs:
+// see [SizeOfACL].
+func SizeOfOps(m *session.Manager, ops []any) int {
+	n := 8 + wire.SizeOfOps(ops) // 8 is the size of the header
+	growth := 0
+	for _, op := range ops {
+		if create, ok := op.(*zk.CreateRequest); ok {
+			growth += growthOfACL(m, create.Acl)
+		}
+	}
+	return max(n, (n+growth)/2)
+}
+
+// CheckSize returns ErrTooLarge for a transaction that servers with the default settings do not
+// read. These servers would break the connection at each attempt, or stop for good.
+func CheckSize(m *session.Manager, ops []any) error {
+	if n := SizeOfOps(m, ops); n > maxRequest {
+		return fmt.Errorf("a transaction of %d bytes: %w", n, session.ErrTooLarge)
+	}
+	return nil
+}

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -14,11 +15,11 @@ import (
 func TestAFollowerTellsNothingIfTheServersRefuseItsSync(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).Create(t.Context(), "/d", nil)
+		_, err := Create(t.Context(), live(t, s), "/d", nil)
 		must(t, err)
 		srv.Intercept(harness.First(zktest.Fail(zktest.CodeNoAuth), harness.Op(zktest.OpSync)))
 		told := false
-		err = s.m.FollowDir(within(t, testTimeout), "/d", false, func(map[string]Node, <-chan struct{}, <-chan struct{}) (bool, error) {
+		err = FollowDir(within(t, testTimeout), s.m, "/d", false, func(map[string]session.Node, <-chan struct{}, <-chan struct{}) (bool, error) {
 			told = true
 			return true, nil
 		})
@@ -32,12 +33,12 @@ func TestAFollowerTellsNothingIfTheServersRefuseItsSync(t *testing.T) {
 func TestAFollowerTellsTheNextSnapshotIfTheReaderHasNotTakenTheOneBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), live(t, open(t, srv))
-		must(t, second(other.Create(t.Context(), "/d", nil)))
+		must(t, second(Create(t.Context(), other, "/d", nil)))
 		told := errors.New("told")
 		calls := 0
-		err := s.m.FollowDir(within(t, testTimeout), "/d", false, func(nodes map[string]Node, changed, _ <-chan struct{}) (bool, error) {
+		err := FollowDir(within(t, testTimeout), s.m, "/d", false, func(nodes map[string]session.Node, changed, _ <-chan struct{}) (bool, error) {
 			if calls++; calls == 1 {
-				must(t, second(other.Create(t.Context(), "/d/x", nil)))
+				must(t, second(Create(t.Context(), other, "/d/x", nil)))
 				<-changed
 				return false, nil
 			}

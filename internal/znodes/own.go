@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file has operations on ephemeral znodes whose names are not unique: after a deletion, another
 // session may create its own znode at the same path. The operations never change that znode.
@@ -10,24 +10,25 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // AwaitOwnGone waits until the znode of a shared [Creation] is deleted, even if another session has
 // created its own znode there since. Like [OwnWatch], it reads the children again after an event. So at
 // the end of a session, the error is ErrEnded.
-func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
+func AwaitOwnGone(ctx context.Context, inc *session.Incarnation, path string) error {
 	fired := false
 	return inc.EachChange(ctx, conn.WatchKey{Kind: conn.WatchChildren, Path: path}, 0, func(*conn.Watch) (gone bool, err error) {
 		if fired {
-			inc.own.Delete(path)
+			of(inc).own.Delete(path)
 		}
 		fired = true
 		_, stat, err := inc.Children(ctx, path)
 		if err == nil && stat.EphemeralOwner != inc.ID.Load() {
 			err = zk.ErrNoNode
 		}
-		if IsNoNode(err) {
-			inc.own.Delete(path)
+		if session.IsNoNode(err) {
+			of(inc).own.Delete(path)
 			return true, nil
 		}
 		return false, err
@@ -36,10 +37,10 @@ func (inc *Incarnation) AwaitOwnGone(ctx context.Context, path string) error {
 
 // SetOwn writes the data of the znode of a shared [Creation]. If that znode is deleted, the error is
 // NoNode, and nothing was written. Only one call for a path may be under way.
-func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) error {
-	stat, over, err := whileOurs(ctx, inc, path, inc.lookAtOwn, func(version int32) call[*zk.Stat] { return setCall(path, data, version) })
+func SetOwn(ctx context.Context, inc *session.Incarnation, path string, data []byte) error {
+	stat, over, err := whileOurs(ctx, inc, path, lookAtOwn, func(version int32) session.Call[*zk.Stat] { return session.SetCall(path, data, version) })
 	if err == nil {
-		inc.own.Store(path, sighting{over, stat.Version})
+		of(inc).own.Store(path, sighting{over, stat.Version})
 	}
 	return err
 }
@@ -48,10 +49,10 @@ func (inc *Incarnation) SetOwn(ctx context.Context, path string, data []byte) er
 // this session has created at path and that contains `data`; the caller guarantees that no other znode
 // at path ever contains the same data. The error is NoNode if there is no such znode. Only the end of
 // the session ends the attempts.
-func (inc *Incarnation) RemoveOwn(path, data string) error {
-	look := inc.lookAtOwn
+func RemoveOwn(inc *session.Incarnation, path, data string) error {
+	look := lookAtOwn
 	if data != "" {
-		look = func(ctx context.Context, path string) (*zk.Stat, error) {
+		look = func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error) {
 			was, stat, err := inc.GetFresh(ctx, path)
 			if string(was) != data {
 				stat = nil
@@ -59,9 +60,9 @@ func (inc *Incarnation) RemoveOwn(path, data string) error {
 			return stat, err
 		}
 	}
-	_, _, err := whileOurs(inc.Ctx, inc, path, look, func(version int32) call[struct{}] { return deletion(path, version) })
-	if err == nil || IsNoNode(err) {
-		inc.ephemerals.gone(path)
+	_, _, err := whileOurs(inc.Ctx, inc, path, look, func(version int32) session.Call[struct{}] { return session.DeleteCall(path, version) })
+	if err == nil || session.IsNoNode(err) {
+		of(inc).gone(path)
 	}
 	return err
 }
@@ -74,7 +75,7 @@ type sighting struct {
 }
 
 // lookAtOwn reads the Stat of our znode at path.
-func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) (*zk.Stat, error) {
+func lookAtOwn(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error) {
 	stat, err := inc.ExistsFresh(ctx, path)
 	if err == nil && stat != nil && stat.EphemeralOwner != inc.ID.Load() {
 		stat = nil
@@ -94,27 +95,27 @@ func (inc *Incarnation) lookAtOwn(ctx context.Context, path string) (*zk.Stat, e
 //
 // If our znode is deleted, and the event has not arrived yet, only the version distinguishes it from
 // another client's znode.
-func whileOurs[T any](ctx context.Context, inc *Incarnation, path string, look func(ctx context.Context, path string) (*zk.Stat, error), c func(version int32) call[T]) (v T, over *conn.Conn, err error) {
+func whileOurs[T any](ctx context.Context, inc *session.Incarnation, path string, look func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error), c func(version int32) session.Call[T]) (v T, over *conn.Conn, err error) {
 	var seen sighting
-	if last, ok := inc.own.LoadAndDelete(path); ok {
+	if last, ok := of(inc).own.LoadAndDelete(path); ok {
 		seen = last.(sighting)
 	}
-	err = inc.repeat(ctx, func() error {
-		if over, err = inc.openConn(ctx); err != nil {
+	err = inc.Repeat(ctx, func() error {
+		if over, err = inc.OpenConn(ctx); err != nil {
 			return err
 		}
 		if seen.over != over {
-			stat, err := look(ctx, path)
+			stat, err := look(ctx, inc, path)
 			if err != nil || stat == nil {
 				return cmp.Or(err, zk.ErrNoNode)
 			}
 			seen.version = stat.Version
 		}
 		seen.over = nil
-		p := newPending(c(seen.version))
+		p := session.NewPending(c(seen.version))
 		over.Send(p) // fails if the connection has ended
-		if v, err = p.Wait(ctx, inc); IsBadVersion(err) {
-			return errAgain
+		if v, err = p.Wait(ctx, inc); session.IsBadVersion(err) {
+			return session.ErrAgain
 		}
 		return err
 	})

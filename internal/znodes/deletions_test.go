@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"fmt"
@@ -12,6 +12,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/zktest"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThereIsOne(t *testing.T) {
@@ -22,7 +24,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 		paths := make([]string, n)
 		for i := range paths {
 			paths[i] = fmt.Sprintf("/d/%d", i)
-			if err := inc.CreateEphemeral(t.Context(), ours(paths[i], nil)); err != nil {
+			if err := CreateEphemeral(t.Context(), inc, ours(paths[i], nil)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -32,7 +34,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 		told := 0 // by one goroutine
 		ds := make([]*Deletion, n)
 		for i, path := range paths {
-			ds[i] = inc.Delete(&Deletion{Paths: []string{path}, Then: func() { told++ }})
+			ds[i] = Delete(inc, &Deletion{Paths: []string{path}, Then: func() { told++ }})
 		}
 		synctest.Wait()
 		if more := runtime.NumGoroutine() - before; more > 1 {
@@ -58,7 +60,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 			}
 		}
 		synctest.Wait()
-		if repeated, _ := inc.backlogs(); repeated.working {
+		if repeated, _ := backlogs(inc); repeated.working {
 			t.Error("the queue runs though nothing waits")
 		}
 	})
@@ -71,7 +73,7 @@ func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 		s := open(t, srv)
 		inc := live(t, s)
 		for _, path := range []string{"/a", "/b"} {
-			if err := inc.CreateEphemeral(t.Context(), ours(path, nil)); err != nil {
+			if err := CreateEphemeral(t.Context(), inc, ours(path, nil)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -87,19 +89,19 @@ func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 			}
 			return zktest.Fail(zktest.CodeNoAuth)
 		})
-		a, b := inc.Remove("/a"), inc.Remove("/b")
+		a, b := Remove(inc, "/a"), Remove(inc, "/b")
 		select {
 		case <-b.Done:
-		case <-time.After(Grace):
+		case <-time.After(session.Grace):
 			t.Fatal("it waits for one that is refused")
 		}
 		select {
 		case <-a.Refused.Done():
-		case <-time.After(Grace):
+		case <-time.After(session.Grace):
 			t.Fatal("nobody was told of the refusal")
 		}
-		if !IsAnswer(a.Refused.Cause(), zk.ErrNoAuth) || IsClosed(a.Done) {
-			t.Errorf("refusal %v, done %v; want NoAuth and not yet", a.Refused.Cause(), IsClosed(a.Done))
+		if !session.IsAnswer(a.Refused.Cause(), zk.ErrNoAuth) || session.IsClosed(a.Done) {
+			t.Errorf("refusal %v, done %v; want NoAuth and not yet", a.Refused.Cause(), session.IsClosed(a.Done))
 		}
 		time.Sleep(2 * inc.Manager.Config.Retry.Delay(1))
 		allowed.Store(true)
@@ -119,7 +121,7 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		if err := inc.CreateEphemeral(t.Context(), ours("/a", nil)); err != nil {
+		if err := CreateEphemeral(t.Context(), inc, ours("/a", nil)); err != nil {
 			t.Fatal(err)
 		}
 		var sent atomic.Int32
@@ -132,7 +134,7 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		r := inc.Remove("/a")
+		r := Remove(inc, "/a")
 		<-r.Done
 		if r.Err != nil || sent.Load() != 2 {
 			t.Errorf("%d attempts, %v; want 2, and success", sent.Load(), r.Err)
@@ -140,9 +142,9 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 		if err := r.Result(); err != nil {
 			t.Errorf("it was ours: %v", err)
 		}
-		r = inc.Remove("/a")
+		r = Remove(inc, "/a")
 		<-r.Done
-		if !IsNoNode(r.Err) {
+		if !session.IsNoNode(r.Err) {
 			t.Errorf("what is not there: %v, want NoNode", r.Err)
 		}
 	})
@@ -151,15 +153,15 @@ func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
 // A deletion may have been applied though its reply is lost. What another has made
 // there since is not deleted by the repetition.
 func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) {
-	ways := map[string]func(t *testing.T, inc *Incarnation) error{
-		"own":     func(t *testing.T, inc *Incarnation) error { return inc.RemoveOwn("/a", "") },
-		"by data": func(t *testing.T, inc *Incarnation) error { return inc.RemoveOwn("/a", "mine") },
+	ways := map[string]func(t *testing.T, inc *session.Incarnation) error{
+		"own":     func(t *testing.T, inc *session.Incarnation) error { return RemoveOwn(inc, "/a", "") },
+		"by data": func(t *testing.T, inc *session.Incarnation) error { return RemoveOwn(inc, "/a", "mine") },
 	}
 	for name, remove := range ways {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				inc, other := live(t, open(t, srv)), live(t, open(t, srv))
-				if err := inc.CreateEphemeral(t.Context(), ours("/a", []byte("mine"))); err != nil {
+				if err := CreateEphemeral(t.Context(), inc, ours("/a", []byte("mine"))); err != nil {
 					t.Fatal(err)
 				}
 				var sent atomic.Int32
@@ -169,7 +171,7 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 					case r.Op == zktest.OpDelete && r.Path == "/a" && sent.Add(1) == 1:
 						go func() {
 							time.Sleep(100 * time.Millisecond) // it is deleted by now
-							err := other.CreateEphemeral(t.Context(), ours("/a", []byte("another's")))
+							err := CreateEphemeral(t.Context(), other, ours("/a", []byte("another's")))
 							made <- err
 						}()
 						return zktest.DropReply
@@ -178,7 +180,7 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 					}
 					return zktest.Pass
 				})
-				if err := remove(t, inc); err != nil && !IsNoNode(err) {
+				if err := remove(t, inc); err != nil && !session.IsNoNode(err) {
 					t.Error(err)
 				}
 				if err := <-made; err != nil {
@@ -216,7 +218,7 @@ func TestManyDeletionsThatAreRefusedAreLookedAtTogether(t *testing.T) {
 		})
 		var ds []*Deletion
 		for i := range n {
-			ds = append(ds, inc.Remove(fmt.Sprintf("/d/%d", i)))
+			ds = append(ds, Remove(inc, fmt.Sprintf("/d/%d", i)))
 		}
 		time.Sleep(time.Second)
 		if s, at := sent.Load(), times.Load(); s < 2*n || at > 300 {

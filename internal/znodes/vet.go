@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/wire"
 )
 
 // For a session that has its own ACL, this file checks the parent znodes that another client has
@@ -18,85 +20,85 @@ import (
 // session's own ACL does not. Otherwise, another client could create the parent first, and then delete
 // the holds in it.
 
-func (m *Manager) protects() bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
+func protects(m *session.Manager) bool { return !slices.Equal(m.Config.ACL, zk.WorldACL(zk.PermAll)) }
 
 // Vet refuses a Dir if other clients may change its children. It reads the ACL once in a session.
 // If the Dir is missing, Vet creates it. If the session has no ACL of its own, Vet does nothing.
-func (inc *Incarnation) Vet(ctx context.Context, dir Dir) error {
-	if _, ok := inc.vetted.Load(dir.Path); ok || !inc.Manager.protects() || dir.Path == "/" {
+func Vet(ctx context.Context, inc *session.Incarnation, dir Dir) error {
+	if _, ok := of(inc).vetted.Load(dir.Path); ok || !protects(inc.Manager) || dir.Path == "/" {
 		return nil
 	}
-	err := inc.VetNow(ctx, dir.Path)
-	if IsNoNode(err) {
+	err := VetNow(ctx, inc, dir.Path)
+	if session.IsNoNode(err) {
 		// Created now, so that no other client can create it between this check and its use.
-		err = inc.MakeDir(ctx, dir)
+		err = MakeDir(ctx, inc, dir)
 	}
 	return err
 }
 
 // VetHere is Vet, but does not create a missing znode: its users create it.
-func (inc *Incarnation) VetHere(ctx context.Context, path string) error {
-	if _, ok := inc.vetted.Load(path); ok {
+func VetHere(ctx context.Context, inc *session.Incarnation, path string) error {
+	if _, ok := of(inc).vetted.Load(path); ok {
 		return nil
 	}
-	if err := inc.VetNow(ctx, path); !IsNoNode(err) {
+	if err := VetNow(ctx, inc, path); !session.IsNoNode(err) {
 		return err
 	}
 	return nil
 }
 
 // VetNow is Vet for a znode that exists. It reads the ACL even if an earlier check has passed.
-func (inc *Incarnation) VetNow(ctx context.Context, path string) error {
-	inc.vetted.Delete(path)
-	if !inc.Manager.protects() {
+func VetNow(ctx context.Context, inc *session.Incarnation, path string) error {
+	of(inc).vetted.Delete(path)
+	if !protects(inc.Manager) {
 		return nil
 	}
-	acl, err := retry(ctx, inc, aclCall(path))
-	if IsAnswer(err, zk.ErrNoAuth) {
-		return fmt.Errorf("%w, or may be: it cannot be read at %s, which another client has created: %w", ErrUnprotected, inc.Manager.Bare(path), err)
+	acl, err := session.Retry(ctx, inc, aclCall(path))
+	if session.IsAnswer(err, zk.ErrNoAuth) {
+		return fmt.Errorf("%w, or may be: it cannot be read at %s, which another client has created: %w", session.ErrUnprotected, inc.Manager.Bare(path), err)
 	}
 	if err != nil {
 		return err
 	}
-	ids, err := inc.identities(ctx, acl)
+	ids, err := identities(ctx, inc, acl)
 	if err != nil {
 		return err
 	}
 	for _, e := range acl {
-		if !inc.Manager.allows(e, ids) {
+		if !allows(inc.Manager, e, ids) {
 			return fmt.Errorf("%w: %s, which another client has created, gives %s:%s the permissions %s; give it the Session's ACL, or delete it",
-				ErrUnprotected, inc.Manager.Bare(path), e.Scheme, e.ID, permText(e.Perms))
+				session.ErrUnprotected, inc.Manager.Bare(path), e.Scheme, e.ID, permText(e.Perms))
 		}
 	}
-	inc.vetted.Store(path, struct{}{})
+	of(inc).vetted.Store(path, struct{}{})
 	return nil
 }
 
-// The method `identities` returns the identities that this client has by SASL and by certificate, or
+// The function `identities` returns the identities that this client has by SASL and by certificate, or
 // nil if they cannot matter for acl. It asks a server, once in a session. A server before version 3.7
 // cannot answer. Then no entry of such a scheme counts as the session's own.
-func (inc *Incarnation) identities(ctx context.Context, acl []zk.ACL) ([]zk.ACL, error) {
+func identities(ctx context.Context, inc *session.Incarnation, acl []zk.ACL) ([]zk.ACL, error) {
 	if !slices.ContainsFunc(inc.Manager.Config.ACL, func(own zk.ACL) bool { return own.Scheme == "auth" }) ||
 		!slices.ContainsFunc(acl, func(e zk.ACL) bool { return e.Scheme != "world" && e.Scheme != "ip" && e.Scheme != "digest" }) {
 		return nil, nil
 	}
-	if ids := inc.ids.Load(); ids != nil {
+	if ids := of(inc).ids.Load(); ids != nil {
 		return *ids, nil
 	}
-	ids, err := retry(ctx, inc, whoAmICall())
-	if err != nil && !isUnimplemented(err) {
+	ids, err := session.Retry(ctx, inc, whoAmICall())
+	if err != nil && !session.IsUnimplemented(err) {
 		return nil, err
 	}
-	inc.ids.Store(&ids)
+	of(inc).ids.Store(&ids)
 	return ids, nil
 }
 
-// The method `allows` reports whether the session's own ACL also gives all permissions that e
+// The function `allows` reports whether the session's own ACL also gives all permissions that e
 // gives, except the permission to read. The argument ids is the result of `identities`.
-func (m *Manager) allows(e zk.ACL, ids []zk.ACL) bool {
+func allows(m *session.Manager, e zk.ACL, ids []zk.ACL) bool {
 	var given int32
 	for _, own := range m.Config.ACL {
-		if m.sameID(own, e, ids) {
+		if sameID(m, own, e, ids) {
 			given |= own.Perms
 		}
 	}
@@ -104,7 +106,7 @@ func (m *Manager) allows(e zk.ACL, ids []zk.ACL) bool {
 }
 
 // sameID reports whether e is for the same clients as `own`, an entry of the session's ACL.
-func (m *Manager) sameID(own, e zk.ACL, ids []zk.ACL) bool {
+func sameID(m *session.Manager, own, e zk.ACL, ids []zk.ACL) bool {
 	switch {
 	case own.Scheme == "world":
 		return true // every client has these permissions anyway
@@ -140,4 +142,19 @@ func permText(perms int32) string {
 		}
 	}
 	return b.String()
+}
+
+func aclCall(path string) session.Call[[]zk.ACL] {
+	return session.Call[[]zk.ACL]{Op: wire.OpGetACL, Path: path, Take: (*wire.Scanner).ACL}
+}
+
+// whoAmICall asks for the identities of this client, which are ACL entries without permissions.
+// Servers know this request since version 3.7.
+func whoAmICall() session.Call[[]zk.ACL] {
+	return session.Call[[]zk.ACL]{Op: wire.OpWhoAmI, Take: func(s *wire.Scanner) (ids []zk.ACL) {
+		for n := s.Int32(); n > 0 && !s.Bad; n-- {
+			ids = append(ids, zk.ACL{Scheme: s.String(), ID: s.String()})
+		}
+		return ids
+	}}
 }

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file shares listings among the callers in a session.
 
@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // A Roll is a listing of a parent znode that several callers share.
@@ -21,10 +22,10 @@ import (
 // looks for the znode that it has created: if the Roll lacks the znode, that proves nothing, and the
 // caller asks for another Roll.
 type Roll struct {
-	pending[listing]
-	inc    *Incarnation
+	session.Pending[session.Listing]
+	inc    *session.Incarnation
 	atOnce bool  // it was sent at once, and no other caller shares it
-	next   *Roll // while this Roll is in flight: the next, or nil; guarded by inc.rollMu
+	next   *Roll // while this Roll is in flight: the next, or nil; guarded by known.rollMu
 
 	mu   sync.Mutex
 	made any    // the result of Make; guarded by mu
@@ -32,10 +33,10 @@ type Roll struct {
 }
 
 // Names returns the listed names. They share memory: see [wire.Scanner.Strings].
-func (r *Roll) Names() []string { return r.val.names }
+func (r *Roll) Names() []string { return r.Val.Names }
 
 // Has reports whether `name` is listed.
-func (r *Roll) Has(name string) bool { return slices.Contains(r.val.names, name) }
+func (r *Roll) Has(name string) bool { return slices.Contains(r.Val.Names, name) }
 
 // Make returns the result of f for r. While callers use the same key, as the contenders of one kind
 // do, f is called once for all of them.
@@ -43,35 +44,36 @@ func (r *Roll) Make(key string, f func(names []string) any) any {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.made == nil || r.key != key {
-		r.made, r.key = f(r.val.names), key
+		r.made, r.key = f(r.Val.Names), key
 	}
 	return r.made
 }
 
-// The method `roll` sends requests and asks for a Roll of dir, which is sent behind them. There must
+// The function `roll` sends requests and asks for a Roll of dir, which is sent behind them. There must
 // be a connection. If no listing is in flight, all are sent in one write.
-func (inc *Incarnation) roll(dir string, before ...conn.Request) *Roll {
-	inc.rollMu.Lock()
-	inFlight, _ := inc.rolls[dir].(*Roll)
+func roll(inc *session.Incarnation, dir string, before ...conn.Request) *Roll {
+	k := of(inc)
+	k.rollMu.Lock()
+	inFlight, _ := k.rolls[dir].(*Roll)
 	if inFlight != nil && len(before) > 0 {
-		inc.rollMu.Unlock()
-		inc.newestConn().Send(before...)
-		return inc.roll(dir)
+		k.rollMu.Unlock()
+		inc.NewestConn().Send(before...)
+		return roll(inc, dir)
 	}
 	if inFlight != nil && inFlight.next != nil {
-		defer inc.rollMu.Unlock()
+		defer k.rollMu.Unlock()
 		return inFlight.next
 	}
-	r := &Roll{inc: inc, atOnce: inFlight == nil, pending: pending[listing]{Done: make(chan struct{}), call: childrenCall(dir)}}
-	r.heir = r.over
+	r := &Roll{inc: inc, atOnce: inFlight == nil, Pending: session.Pending[session.Listing]{Done: make(chan struct{}), Call: session.ChildrenCall(dir)}}
+	r.Then(r.over)
 	if inFlight != nil {
 		inFlight.next = r
 	} else {
-		inc.rolls[dir] = r
+		k.rolls[dir] = r
 	}
-	inc.rollMu.Unlock()
+	k.rollMu.Unlock()
 	if inFlight == nil {
-		inc.newestConn().Send(append(before, r)...)
+		inc.NewestConn().Send(append(before, r)...)
 	}
 	return r
 }
@@ -79,27 +81,28 @@ func (inc *Incarnation) roll(dir string, before ...conn.Request) *Roll {
 // The method `over` is called when r, which was in flight, is over. It sends the next Roll, if there
 // is one.
 func (r *Roll) over(error) {
-	r.inc.rollMu.Lock()
+	k := of(r.inc)
+	k.rollMu.Lock()
 	next := r.next
 	if next != nil {
-		r.inc.rolls[r.call.path] = next
+		k.rolls[r.Path()] = next
 	} else {
-		delete(r.inc.rolls, r.call.path)
+		delete(k.rolls, r.Path())
 	}
-	r.inc.rollMu.Unlock()
+	k.rollMu.Unlock()
 	if next != nil {
-		r.inc.newestConn().Send(next)
+		r.inc.NewestConn().Send(next)
 	}
 }
 
-// Roll returns a listing of dir that is sent after the call begins. Other callers may share it.
-func (inc *Incarnation) Roll(ctx context.Context, dir string) (*Roll, error) {
+// GetRoll returns a listing of dir that is sent after the call begins. Other callers may share it.
+func GetRoll(ctx context.Context, inc *session.Incarnation, dir string) (*Roll, error) {
 	var r *Roll
-	err := inc.repeat(ctx, func() error {
-		if _, err := inc.openConn(ctx); err != nil {
+	err := inc.Repeat(ctx, func() error {
+		if _, err := inc.OpenConn(ctx); err != nil {
 			return err
 		}
-		r = inc.roll(dir)
+		r = roll(inc, dir)
 		_, err := r.Wait(ctx, inc)
 		return err
 	})

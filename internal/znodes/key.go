@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file converts any string into the name of a znode, and back.
 

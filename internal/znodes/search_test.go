@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -30,7 +31,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 				inc, other := live(t, ours), live(t, theirs)
 				dir := func(i int) string { return fmt.Sprintf("/d/%d", i%dirs) }
 				for i := range dirs {
-					must(t, inc.MakeDir(t.Context(), Dir{Path: dir(i)}))
+					must(t, MakeDir(t.Context(), inc, Dir{Path: dir(i)}))
 				}
 				var quiet, refuse atomic.Bool
 				if name == "made" {
@@ -65,7 +66,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 						defer cancel()
 						guid := NewGUID()
-						err := inc.CreateEphemeral(ctx, numbered(dir(i), guid))
+						err := CreateEphemeral(ctx, inc, numbered(dir(i), guid))
 						left <- err
 					}()
 				}
@@ -90,7 +91,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 					t.Errorf("%d syncs, %d listings of %d directories; want one or two syncs, each with a listing of a directory", n, listings.Load(), dirs)
 				}
 				for i := 1; i < dirs; i++ {
-					if names, _, err := other.Children(t.Context(), dir(i)); len(names) != 0 || err != nil && !IsNoNode(err) {
+					if names, _, err := other.Children(t.Context(), dir(i)); len(names) != 0 || err != nil && !session.IsNoNode(err) {
 						t.Errorf("%s: %d are left, %v", dir(i), len(names), err)
 					}
 				}
@@ -100,7 +101,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 				}
 				refuse.Store(false)
 				time.Sleep(testTimeout / 2)
-				if names, _, err := other.Children(t.Context(), dir(0)); len(names) != 0 || err != nil && !IsNoNode(err) {
+				if names, _, err := other.Children(t.Context(), dir(0)); len(names) != 0 || err != nil && !session.IsNoNode(err) {
 					t.Errorf("%s: %d are left, %v", dir(0), len(names), err)
 				}
 				want := int32(dirs * each)
@@ -141,7 +142,7 @@ func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
 			return zktest.Pass
 		})
 		guid := NewGUID()
-		err := inc.CreateEphemeral(t.Context(), numbered("/d", guid))
+		err := CreateEphemeral(t.Context(), inc, numbered("/d", guid))
 		must(t, err)
 		mu.Lock()
 		defer mu.Unlock()
@@ -159,7 +160,7 @@ func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOf
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
 			inc := live(t, s)
-			must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+			must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 			var lists atomic.Int32
 			var quiet, once atomic.Bool
 			quiet.Store(true)
@@ -178,7 +179,7 @@ func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOf
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			c := numbered("/d", NewGUID())
-			wantErr(t, inc.CreateEphemeral(ctx, c), context.DeadlineExceeded)
+			wantErr(t, CreateEphemeral(ctx, inc, c), context.DeadlineExceeded)
 			quiet.Store(false)
 			srv.Disconnect(me)
 			<-c.Undo.Done
@@ -196,7 +197,7 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc, other := live(t, s), live(t, open(t, srv))
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		var creates, searches, listings atomic.Int32
 		me := s.ID()
 		srv.SetLatency(time.Second) // what is made is answered later than the connection lasts
@@ -222,7 +223,7 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 					ctx = leaving
 				}
 				c := numbered("/d", NewGUID())
-				err := inc.CreateEphemeral(ctx, c)
+				err := CreateEphemeral(ctx, inc, c)
 				if i == 0 && errors.Is(err, context.Canceled) {
 					<-c.Undo.Done
 				} else if i == 0 || err != nil {
@@ -260,35 +261,35 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
-		b := new(batch)
-		write, sync, listed := add(b, flush("/none")), add(b, syncCall("/none")), add(b, childrenCall("/d"))
+		b := new(session.Requests)
+		write, sync, listed := session.Add(b, inc.Flush()), session.Add(b, session.SyncCall("/none")), session.Add(b, session.ChildrenCall("/d"))
 		listed.Reply(0, make([]byte, 4+wire.StatSize)) // no children
 		listed.Finish()
-		over := harness.Async(func() error { return b.wait(t.Context(), inc) })
+		over := harness.Async(func() error { return b.Wait(t.Context(), inc) })
 		synctest.Wait()
 		if len(over) > 0 {
 			t.Error("the listing alone has ended the search")
 		}
 		write.Fail(zk.ErrConnectionClosed)
 		sync.Fail(zk.ErrConnectionClosed)
-		if err := <-over; OutcomeOf(err) != Unknown {
+		if err := <-over; session.OutcomeOf(err) != session.Unknown {
 			t.Errorf("%v, so the search is not repeated", err)
 		}
 
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		guid := NewGUID()
 		c := numbered("/d", guid)
-		must(t, inc.CreateEphemeral(t.Context(), c))
+		must(t, CreateEphemeral(t.Context(), inc, c))
 		writes := 0
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpDelete && r.Path == inc.conns.Nobody {
+			if r.Op == zktest.OpDelete && r.Path == inc.Flush().Path {
 				if writes++; writes == 1 {
 					return zktest.DropReply
 				}
 			}
 			return zktest.Pass
 		})
-		d := inc.Delete(&Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
+		d := Delete(inc, &Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
 		<-d.Done
 		if stat, err := inc.Exists(t.Context(), c.Path); stat != nil || err != nil || d.Err != nil || writes != 2 {
 			t.Errorf("after %d searches, the znode is there: %v; %v, %v", writes, stat != nil, err, d.Err)

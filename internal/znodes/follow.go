@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file maintains a snapshot of the children of a znode, with their data.
 
@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // The type `follower` maintains a snapshot of the children of one znode, with their data, within
@@ -20,12 +21,12 @@ import (
 // transactions that they show. So when the last reply arrives, every earlier event has arrived. If
 // no watch has fired by then, all parts were current at the moment of the last reply.
 type follower struct {
-	inc *Incarnation
+	inc *session.Incarnation
 	dir string
 
-	list    *conn.Watch            // the watch on the children, or on the creation of dir; nil before the first read
-	parts   map[string]Node        // the last read of each child, by its name
-	watches map[string]*conn.Watch // the watches that these reads have set
+	list    *conn.Watch             // the watch on the children, or on the creation of dir; nil before the first read
+	parts   map[string]session.Node // the last read of each child, by its name
+	watches map[string]*conn.Watch  // the watches that these reads have set
 
 	mu     sync.Mutex
 	relist bool                // the list may have changed; guarded by mu
@@ -35,7 +36,7 @@ type follower struct {
 
 // sameState reports whether two reads have seen the same state of a child. If the servers have lost
 // their data and zxids begin again, two states can have the same zxids, and only their times differ.
-func sameState(a, b Node) bool {
+func sameState(a, b session.Node) bool {
 	return a.Stat.Czxid == b.Stat.Czxid && a.Stat.Mzxid == b.Stat.Mzxid && a.Stat.Mtime == b.Stat.Mtime
 }
 
@@ -50,11 +51,11 @@ func sameState(a, b Node) bool {
 // If the connection is lost during a call, the channel `lost` is closed, and the callback returns
 // false. Without `confirm`, `lost` is closed when the session has ended, because a snapshot of that
 // session may then be old.
-func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell func(nodes map[string]Node, changed, lost <-chan struct{}) (told bool, err error)) error {
-	var last map[string]Node
-	return m.During(ctx, func(inc *Incarnation) error {
+func FollowDir(ctx context.Context, m *session.Manager, dir string, confirm bool, tell func(nodes map[string]session.Node, changed, lost <-chan struct{}) (told bool, err error)) error {
+	var last map[string]session.Node
+	return m.During(ctx, func(inc *session.Incarnation) error {
 		f := &follower{
-			inc: inc, dir: dir, parts: make(map[string]Node), watches: make(map[string]*conn.Watch),
+			inc: inc, dir: dir, parts: make(map[string]session.Node), watches: make(map[string]*conn.Watch),
 			stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1),
 		}
 		defer f.close()
@@ -71,7 +72,7 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 			if err := f.catchUp(ctx); err != nil {
 				return err
 			}
-			if IsClosed(lost) {
+			if session.IsClosed(lost) {
 				// The snapshot may be from before the loss. The next server sends the missed events before
 				// the reply to the sync.
 				if err := inc.Connection(ctx); err != nil {
@@ -99,9 +100,9 @@ func (m *Manager) FollowDir(ctx context.Context, dir string, confirm bool, tell 
 			case <-f.bell:
 			case <-lost:
 			case <-ctx.Done():
-				return CtxErr(ctx)
+				return session.CtxErr(ctx)
 			case <-inc.Ctx.Done():
-				return ErrEnded
+				return session.ErrEnded
 			}
 		}
 	})
@@ -143,8 +144,8 @@ func (f *follower) catchUp(ctx context.Context) error {
 // is in f.stale: the reply comes after the event of the child's own watch.
 func (f *follower) readList(ctx context.Context, stale map[string]struct{}) error {
 	names, err := f.listed(ctx, conn.WatchChildren)
-	if IsNoNode(err) {
-		if names, err = f.listed(ctx, conn.WatchExists); IsNoNode(err) {
+	if session.IsNoNode(err) {
+		if names, err = f.listed(ctx, conn.WatchExists); session.IsNoNode(err) {
 			names, err = nil, nil
 		}
 	}

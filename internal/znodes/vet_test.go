@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An entry of a foreign ACL must give nobody more than the session's own ACL gives.
@@ -34,8 +35,8 @@ func TestAnEntryThatGivesMoreThanTheSessionsOwnACLIsNotAllowed(t *testing.T) {
 		{[]zk.ACL{auth}, entry(zk.PermAll, "ip", "10.0.0.1"), false}, // other clients may have this address, too
 		{[]zk.ACL{auth}, entry(zk.PermAll, "world", "anyone"), false},
 	} {
-		m := &Manager{Config: Config{ACL: c.own, Auths: []conn.Auth{{Scheme: "digest", Credentials: []byte("me:secret")}}}}
-		if got := m.allows(c.e, ids); got != c.want {
+		m := &session.Manager{Config: session.Config{ACL: c.own, Auths: []conn.Auth{{Scheme: "digest", Credentials: []byte("me:secret")}}}}
+		if got := allows(m, c.e, ids); got != c.want {
 			t.Errorf("%v beside %v: allowed %v, want %v", c.e, c.own, got, c.want)
 		}
 	}

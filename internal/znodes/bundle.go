@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file reads the data of many znodes with few requests.
 
@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -32,18 +33,18 @@ const (
 
 // GetAll reads the data of many znodes. The result is no snapshot, but no znode is older than the
 // state that this session has seen before.
-func (inc *Incarnation) GetAll(ctx context.Context, paths []string) ([]Node, error) {
-	return inc.getAll(ctx, paths, bundleFirst, inc.Get)
+func GetAll(ctx context.Context, inc *session.Incarnation, paths []string) ([]session.Node, error) {
+	return getAll(ctx, inc, paths, bundleFirst, inc.Get)
 }
 
 // GetChildren is GetAll for children of dir. The result has the znodes that exist, by name.
-func (inc *Incarnation) GetChildren(ctx context.Context, dir string, names []string) (map[string]Node, error) {
+func GetChildren(ctx context.Context, inc *session.Incarnation, dir string, names []string) (map[string]session.Node, error) {
 	paths := make([]string, len(names))
 	for i, name := range names {
 		paths[i] = ChildPath(dir, name)
 	}
-	all, err := inc.GetAll(ctx, paths)
-	nodes := make(map[string]Node, len(all))
+	all, err := GetAll(ctx, inc, paths)
+	nodes := make(map[string]session.Node, len(all))
 	for i, n := range all {
 		if n.Stat != nil {
 			nodes[names[i]] = n
@@ -54,10 +55,10 @@ func (inc *Incarnation) GetChildren(ctx context.Context, dir string, names []str
 
 // getAll is GetAll with two more arguments. The first bundles have at most `size` paths. If a server
 // refuses a znode of a bundle, getAll calls `read` for each znode of the bundle.
-func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]Node, error) {
-	nodes := make([]Node, 0, len(paths))
+func getAll(ctx context.Context, inc *session.Incarnation, paths []string, size int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]session.Node, error) {
+	nodes := make([]session.Node, 0, len(paths))
 	for limit := size; len(paths) > 0; limit *= 4 {
-		largest := max(int(inc.largest.Load()), 1)
+		largest := max(int(of(inc).largest.Load()), 1)
 		if largest > 1 && len(paths) <= bundleMax {
 			limit = bundleMax // few enough znodes to read at once, whatever their size
 		}
@@ -65,9 +66,9 @@ func (inc *Incarnation) getAll(ctx context.Context, paths []string, size int, re
 		round := paths[:min(len(paths), limit, max(roundBytes/largest, 1))]
 		paths = paths[len(round):]
 		bundles := bundlesOf(round, size)
-		results := make([][]Node, len(bundles))
+		results := make([][]session.Node, len(bundles))
 		err := Parallel(len(bundles), func(i int) (err error) {
-			results[i], err = inc.getBundle(ctx, bundles[i], 0, read)
+			results[i], err = getBundle(ctx, inc, bundles[i], 0, read)
 			return err
 		})
 		if err != nil {
@@ -96,22 +97,22 @@ func bundlesOf(paths []string, n int) (bundles [][]string) {
 
 // getBundle reads a bundle, or its two halves if there is no reply. The argument `try` counts the
 // earlier attempts at larger bundles with these znodes.
-func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) (nodes []Node, err error) {
-	if len(paths) == 1 || inc.Manager.noBundles.Load() {
+func getBundle(ctx context.Context, inc *session.Incarnation, paths []string, try int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) (nodes []session.Node, err error) {
+	if len(paths) == 1 || inc.Manager.NoBundles.Load() {
 		return getEach(ctx, paths, read)
 	}
-	nodes, err = attempt(ctx, inc, bundleCall(paths))
+	nodes, err = session.Attempt(ctx, inc, bundleCall(paths))
 	switch size := len(paths); {
-	case isUnimplemented(err): // before ZooKeeper 3.6
-		inc.Manager.noBundles.Store(true)
+	case session.IsUnimplemented(err): // before ZooKeeper 3.6
+		inc.Manager.NoBundles.Store(true)
 		return getEach(ctx, paths, read)
 	case err == nil:
-	case errors.Is(err, ErrEnded), errors.Is(err, ctx.Err()):
+	case errors.Is(err, session.ErrEnded), errors.Is(err, ctx.Err()):
 		return nil, err
-	case OutcomeOf(err) == Answered: // a single read returns the reason
+	case session.OutcomeOf(err) == session.Answered: // a single read returns the reason
 		return getEach(ctx, paths, read)
 	default:
-		if OutcomeOf(err) == Unknown {
+		if session.OutcomeOf(err) == session.Unknown {
 			size = (size + 1) / 2
 		}
 		if err := inc.Pause(ctx, try); err != nil {
@@ -119,7 +120,7 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, 
 		}
 		nodes = nil
 		for part := range slices.Chunk(paths, size) {
-			some, err := inc.getBundle(ctx, part, try+1, read)
+			some, err := getBundle(ctx, inc, part, try+1, read)
 			if err != nil {
 				return nil, err
 			}
@@ -127,23 +128,23 @@ func (inc *Incarnation) getBundle(ctx context.Context, paths []string, try int, 
 		}
 		return nodes, nil
 	}
-	largest := inc.largest.Load() / 2
+	largest := of(inc).largest.Load() / 2
 	for _, n := range nodes {
 		largest = max(largest, int64(len(n.Data)))
 	}
-	inc.largest.Store(max(largest, 256))
+	of(inc).largest.Store(max(largest, 256))
 	return nodes, nil
 }
 
 // getEach is getAll with a call of `read` for each znode.
-func getEach(ctx context.Context, paths []string, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]Node, error) {
-	nodes := make([]Node, len(paths))
+func getEach(ctx context.Context, paths []string, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]session.Node, error) {
+	nodes := make([]session.Node, len(paths))
 	return nodes, Parallel(len(paths), func(i int) error {
 		data, stat, err := read(ctx, paths[i])
-		if IsNoNode(err) {
+		if session.IsNoNode(err) {
 			return nil
 		}
-		nodes[i] = Node{data, stat}
+		nodes[i] = session.Node{Data: data, Stat: stat}
 		return err
 	})
 }
@@ -151,27 +152,30 @@ func getEach(ctx context.Context, paths []string, read func(ctx context.Context,
 // GetVisible is GetAll, with one difference. For a znode that the client cannot read, it returns
 // only the Stat. ZooKeeper 3.8.4 and 3.9.2 and newer versions refuse the Stat, too: then it is a
 // Stat for which Concealed returns true. Such a znode costs up to 128 requests.
-func (inc *Incarnation) GetVisible(ctx context.Context, paths []string) ([]Node, error) {
-	return inc.getAll(ctx, paths, bundleFirst, inc.getVisible)
+func GetVisible(ctx context.Context, inc *session.Incarnation, paths []string) ([]session.Node, error) {
+	return getAll(ctx, inc, paths, bundleFirst, visible(inc))
 }
 
 // GetSmall is GetVisible for znodes that have short data and that only zsync writes. It sends fewer
 // requests.
-func (inc *Incarnation) GetSmall(ctx context.Context, paths []string) ([]Node, error) {
-	return inc.getAll(ctx, paths, bundleMax, inc.getVisible)
+func GetSmall(ctx context.Context, inc *session.Incarnation, paths []string) ([]session.Node, error) {
+	return getAll(ctx, inc, paths, bundleMax, visible(inc))
 }
 
-func (inc *Incarnation) getVisible(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
-	data, stat, err := inc.Get(ctx, path)
-	if IsAnswer(err, zk.ErrNoAuth) {
-		data = nil
-		if stat, err = inc.Exists(ctx, path); IsAnswer(err, zk.ErrNoAuth) {
-			// Servers look for a znode before its ACL, so it exists. It never looks old.
-			now := time.Now().UnixMilli()
-			stat, err = &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}, nil
+// The function `visible` returns the function that reads a znode for GetVisible.
+func visible(inc *session.Incarnation) func(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+	return func(ctx context.Context, path string) ([]byte, *zk.Stat, error) {
+		data, stat, err := inc.Get(ctx, path)
+		if session.IsAnswer(err, zk.ErrNoAuth) {
+			data = nil
+			if stat, err = inc.Exists(ctx, path); session.IsAnswer(err, zk.ErrNoAuth) {
+				// Servers look for a znode before its ACL, so it exists. It never looks old.
+				now := time.Now().UnixMilli()
+				stat, err = &zk.Stat{Ctime: now, Mtime: now, EphemeralOwner: secret, DataLength: secret}, nil
+			}
 		}
+		return data, stat, err
 	}
-	return data, stat, err
 }
 
 // The constant `secret` is the EphemeralOwner and the DataLength of a znode whose Stat the client
@@ -179,23 +183,23 @@ func (inc *Incarnation) getVisible(ctx context.Context, path string) ([]byte, *z
 const secret = -1
 
 // Concealed returns true if the znode exists and the client cannot read its Stat.
-func (n Node) Concealed() bool { return n.Stat != nil && n.Stat.DataLength == secret }
+func Concealed(n session.Node) bool { return n.Stat != nil && n.Stat.DataLength == secret }
 
 // parseBundle decodes the reply for n znodes. The error is the server's error for one of the znodes,
 // unless that is NoNode.
-func parseBundle(s *wire.Scanner, n int) (nodes []Node, err error) {
+func parseBundle(s *wire.Scanner, n int) (nodes []session.Node, err error) {
 	for op, more := s.Next(); more; op, more = s.Next() {
 		switch op {
 		case wire.OpGetData:
 			data := bytes.Clone(s.Buffer())
 			if stat := s.Take(wire.StatSize); !s.Bad {
-				nodes = append(nodes, Node{data, wire.ParseStat(stat)})
+				nodes = append(nodes, session.Node{Data: data, Stat: wire.ParseStat(stat)})
 			}
 		case wire.OpFailed:
 			if code := s.Int32(); code != wire.CodeNoNode {
 				err = wire.Error(code)
 			}
-			nodes = append(nodes, Node{})
+			nodes = append(nodes, session.Node{})
 		default:
 			s.Bad = true
 		}
@@ -220,9 +224,20 @@ func Parallel(n int, f func(i int) error) error {
 	wg.Wait()
 	var first error
 	for _, err := range errs {
-		if first == nil || IsNoNode(err) {
+		if first == nil || session.IsNoNode(err) {
 			first = err
 		}
 	}
 	return first
+}
+
+func bundleCall(paths []string) session.Call[[]session.Node] {
+	return session.Call[[]session.Node]{
+		Op:   wire.OpMultiRead,
+		Body: func(p []byte) []byte { return wire.AppendReads(p, paths) },
+		Judge: func(s *wire.Scanner) (nodes []session.Node, code int32, err error) {
+			nodes, err = parseBundle(s, len(paths))
+			return nodes, 0, err
+		},
+	}
 }

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file deletes znodes. deletions.go repeats the attempts.
 
@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -32,11 +33,11 @@ type Deletion struct {
 	MayStay bool         // no client waits for the znodes, so a refusal does not end the session; without `By`, the znodes stay after a refusal
 	Then    func()       // called at the end, perhaps by the reading goroutine: it must not block
 
-	Done    chan struct{} // closed when Err is set
-	Err     error         // nil, NoNode if the znode did not exist, ErrEnded, or for a Deletion with MayStay the last refusal
-	Refused Ending        // ends at the servers' first refusal, which is its cause
+	Done    chan struct{}  // closed when Err is set
+	Err     error          // nil, NoNode if the znode did not exist, ErrEnded, or for a Deletion with MayStay the last refusal
+	Refused session.Ending // ends at the servers' first refusal, which is its cause
 
-	inc   *Incarnation
+	inc   *session.Incarnation
 	guid  string // if set: the path is unknown, but the znode's name begins with guid, and Paths[0] has the same parent
 	keep  bool   // d only looks for the znode of guid: see Find
 	mayBe bool   // an unanswered attempt may have been applied
@@ -44,8 +45,8 @@ type Deletion struct {
 }
 
 // Delete begins d.
-func (inc *Incarnation) Delete(d *Deletion) *Deletion {
-	inc.deletion(d)
+func Delete(inc *session.Incarnation, d *Deletion) *Deletion {
+	prepare(inc, d)
 	if d.By == nil && len(d.Paths) > 1 {
 		if groups := bundlesOf(d.Paths, len(d.Paths)); len(groups) > 1 {
 			d.split(groups)
@@ -56,8 +57,8 @@ func (inc *Incarnation) Delete(d *Deletion) *Deletion {
 	return d
 }
 
-// The method `deletion` prepares d, but does not begin it.
-func (inc *Incarnation) deletion(d *Deletion) *Deletion {
+// The function `prepare` prepares d, but does not begin it.
+func prepare(inc *session.Incarnation, d *Deletion) *Deletion {
 	d.inc, d.Done = inc, make(chan struct{})
 	return d
 }
@@ -66,50 +67,52 @@ func (inc *Incarnation) deletion(d *Deletion) *Deletion {
 func (d *Deletion) attempt() {
 	switch {
 	case d.guid != "":
-		_, lost := d.inc.backlogs()
+		_, lost := backlogs(d.inc)
 		lost.join(d, search)
 	case d.By != nil:
 		d.inc.Manager.Spawn(func() { d.attempted(d.By()) })
 	default:
-		d.inc.newestConn().Send(d.request()) // the connection may just have ended
+		d.inc.NewestConn().Send(d.request()) // the connection may just have ended
 	}
 }
 
 // The method `request` returns a request that deletes the znodes of d.
-func (d *Deletion) request() *pending[struct{}] {
-	c := deletion(d.Paths[0], -1)
+func (d *Deletion) request() *session.Pending[struct{}] {
+	c := session.DeleteCall(d.Paths[0], -1)
 	if len(d.Paths) > 1 {
 		var ops []any
 		for _, path := range d.Paths {
 			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		}
 		multi := multiCall(ops)
-		c = call[struct{}]{op: multi.op, ops: ops, body: multi.body, judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
-			_, code, err = multi.judge(s)
+		c = session.Call[struct{}]{Op: multi.Op, Ops: ops, Body: multi.Body, Judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
+			_, code, err = multi.Judge(s)
 			return none, code, err
 		}}
 	}
-	c.moot = true
-	return &pending[struct{}]{call: c, heir: d.attempted}
+	c.Moot = true
+	p := &session.Pending[struct{}]{Call: c}
+	p.Then(d.attempted)
+	return p
 }
 
 // The method `attempted` is called when an attempt is over, perhaps by the reading goroutine: it must
 // not block.
 func (d *Deletion) attempted(err error) {
-	inc, outcome := d.inc, OutcomeOf(err)
-	d.mayBe = d.mayBe || outcome == Unknown
+	inc, outcome := d.inc, session.OutcomeOf(err)
+	d.mayBe = d.mayBe || outcome == session.Unknown
 	switch {
-	case err == nil, IsNoNode(err) && d.mayBe && len(d.Paths) == 1:
+	case err == nil, session.IsNoNode(err) && d.mayBe && len(d.Paths) == 1:
 		d.over(nil)
-	case len(d.Paths) > 1 && outcome != unsent:
+	case len(d.Paths) > 1 && outcome != session.Unsent:
 		d.split(bundlesOf(d.Paths, 1))
-	case IsNoNode(err):
+	case session.IsNoNode(err):
 		d.over(err)
 	case inc.Ctx.Err() != nil:
-		d.over(ErrEnded)
-	case d.By != nil && outcome != Answered, d.By == nil && outcome == Answered && d.MayStay:
+		d.over(session.ErrEnded)
+	case d.By != nil && outcome != session.Answered, d.By == nil && outcome == session.Answered && d.MayStay:
 		d.over(err)
-	case outcome == Answered:
+	case outcome == session.Answered:
 		inc.Manager.Spawn(func() { d.refused(err) })
 	default:
 		d.tries++
@@ -124,9 +127,9 @@ func (d *Deletion) refused(err error) {
 		m.Log.Error("zsync: cannot delete; the Session keeps trying", "path", d.Paths[0], "err", err)
 		if !d.MayStay {
 			time.AfterFunc(time.Duration(inc.Timeout.Load()), func() {
-				if !IsClosed(d.Done) && inc.Ctx.Err() == nil {
+				if !session.IsClosed(d.Done) && inc.Ctx.Err() == nil {
 					m.Log.Error("zsync: no permission to delete an own znode; the ZooKeeper session ends", "path", d.Paths[0])
-					inc.giveUp()
+					inc.Abandon()
 				}
 			})
 		}
@@ -144,7 +147,7 @@ func (d *Deletion) split(groups [][]string) {
 	var worst error
 	left := len(groups)
 	for _, paths := range groups {
-		part := d.inc.deletion(&Deletion{Paths: paths, MayStay: d.MayStay, mayBe: d.mayBe})
+		part := prepare(d.inc, &Deletion{Paths: paths, MayStay: d.MayStay, mayBe: d.mayBe})
 		part.Refused.AfterFunc(func(err error) { d.Refused.End(err) })
 		part.Then = func() {
 			mu.Lock()
@@ -162,8 +165,8 @@ func (d *Deletion) split(groups [][]string) {
 
 // The method `over` ends d.
 func (d *Deletion) over(err error) {
-	if d.Err = err; !d.keep && (err == nil || IsNoNode(err)) {
-		d.inc.ephemerals.gone(d.Paths...)
+	if d.Err = err; !d.keep && (err == nil || session.IsNoNode(err)) {
+		of(d.inc).gone(d.Paths...)
 	}
 	if d.Then != nil {
 		d.Then()
@@ -172,26 +175,26 @@ func (d *Deletion) over(err error) {
 }
 
 // Remove deletes ephemeral znodes with unique names in the background.
-func (inc *Incarnation) Remove(paths ...string) *Deletion {
-	return inc.Delete(&Deletion{Paths: paths})
+func Remove(inc *session.Incarnation, paths ...string) *Deletion {
+	return Delete(inc, &Deletion{Paths: paths})
 }
 
 // Tidy begins d, which deletes persistent znodes that no client waits for. Close waits for d, but
 // not long, and not after a refusal. Tidy sets d.Then.
-func (inc *Incarnation) Tidy(d *Deletion) *Deletion {
+func Tidy(inc *session.Incarnation, d *Deletion) *Deletion {
 	_, d.Then = inc.Manager.BeforeClose()
 	d.Refused.AfterFunc(func(error) { d.Then() })
 	d.MayStay = true
-	return inc.Delete(d)
+	return Delete(inc, d)
 }
 
 // RemoveNow deletes znodes with unique names, and waits. If the servers refuse, the znodes stay. If ctx
 // ends, the deletion continues in the background.
-func (inc *Incarnation) RemoveNow(ctx context.Context, paths ...string) error {
+func RemoveNow(ctx context.Context, inc *session.Incarnation, paths ...string) error {
 	if ctx.Err() != nil {
-		return CtxErr(ctx)
+		return session.CtxErr(ctx)
 	}
-	return inc.Delete(&Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
+	return Delete(inc, &Deletion{Paths: paths, MayStay: true}).Outcome(ctx)
 }
 
 // Outcome waits until d is over or refused. It returns the error of d, or the refusal. If ctx or
@@ -206,11 +209,11 @@ func (d *Deletion) Outcome(ctx context.Context) (err error) {
 	case <-d.Refused.Done():
 		err = d.Refused.Cause()
 	case <-d.inc.Ctx.Done():
-		err = ErrEnded
+		err = session.ErrEnded
 	case <-ctx.Done():
-		err = CtxErr(ctx)
+		err = session.CtxErr(ctx)
 	}
-	if IsClosed(d.Done) {
+	if session.IsClosed(d.Done) {
 		return d.Err
 	}
 	return err
@@ -225,12 +228,12 @@ func (d *Deletion) Await(limit time.Duration) {
 // wait long, and not at all without a connection. A refusal by the servers is no error, because it does
 // not last: see Deletion.
 func (d *Deletion) Result() error {
-	d.Await(ReleaseTime)
+	d.Await(session.ReleaseTime)
 	// Several cases may be true. A known result comes before a possible loss.
 	switch inc := d.inc; {
-	case IsClosed(d.Done) && d.Err == nil:
+	case session.IsClosed(d.Done) && d.Err == nil:
 		return nil // deleted by us, so it was ours until then, even if the session has ended since
-	case IsClosed(d.Done) && IsNoNode(d.Err):
+	case session.IsClosed(d.Done) && session.IsNoNode(d.Err):
 		return inc.Deleted() // deleted by another client, so another session may hold it
 	case !inc.Alive():
 		return inc.Loss() // d.Err is ErrEnded, if d is over
@@ -241,7 +244,7 @@ func (d *Deletion) Result() error {
 
 // Worse returns the worse of two errors of deletions. NoNode is the least bad error.
 func Worse(a, b error) error {
-	if b == nil || a != nil && IsNoNode(b) {
+	if b == nil || a != nil && session.IsNoNode(b) {
 		return a
 	}
 	return b

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -20,16 +22,18 @@ func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 	for _, code := range []int32{zktest.CodeThrottled, -7, -4} { // as do those that do not know: OperationTimeout, ConnectionLoss
 		harness.VirtualTime(t, func(t *testing.T) {
 			srv := zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
-			dialTo := func(addr string) func(*Config) {
-				return WithDialer(func(network, _ string, limit time.Duration) (net.Conn, error) { return srv.Dial(network, addr, limit) })
+			dialTo := func(addr string) func(*session.Config) {
+				return func(c *session.Config) {
+					c.Dialer = func(network, _ string, limit time.Duration) (net.Conn, error) { return srv.Dial(network, addr, limit) }
+				}
 			}
 			ours, theirs := open(t, srv, dialTo(srv.Addrs()[1])), open(t, srv, dialTo(srv.Addrs()[0]))
 			inc, admin := live(t, ours), live(t, theirs)
-			must(t, admin.MakeDir(t.Context(), Dir{Path: "/d"}))
+			must(t, MakeDir(t.Context(), admin, Dir{Path: "/d"}))
 			must(t, inc.Sync(t.Context(), "/d"))
 			srv.Freeze(srv.Addrs()[1])
 			guid := NewGUID()
-			err := admin.CreateEphemeral(t.Context(), numbered("/d", guid))
+			err := CreateEphemeral(t.Context(), admin, numbered("/d", guid))
 			must(t, err)
 			var refused atomic.Int32
 			srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -38,7 +42,7 @@ func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 				}
 				return zktest.Pass
 			})
-			path, err := inc.Find(t.Context(), "/d", guid)
+			path, err := Find(t.Context(), inc, "/d", guid)
 			if err != nil || path == "" {
 				t.Errorf("code %d: found %q, %v, of what is there", code, path, err)
 			}
@@ -52,7 +56,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ours, theirs := open(t, srv), open(t, srv)
 		inc, me := live(t, ours), ours.ID()
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		var lost atomic.Bool
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			switch {
@@ -67,7 +71,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 		guid := NewGUID()
 		c := numbered("/d", guid)
 		c.List = true
-		err := inc.CreateEphemeral(t.Context(), c)
+		err := CreateEphemeral(t.Context(), inc, c)
 		if !errors.Is(err, zk.ErrNoAuth) {
 			t.Fatalf("%v", err)
 		}
@@ -78,7 +82,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 		if n := len(childrenOf(t, theirs, "/d")); n != 0 {
 			t.Errorf("it is there, and would be for as long as the session lives")
 		}
-		if !errors.Is(context.Cause(inc.Ctx), ErrLost) {
+		if !errors.Is(context.Cause(inc.Ctx), session.ErrLost) {
 			t.Errorf("%v", context.Cause(inc.Ctx))
 		}
 	})
@@ -87,10 +91,10 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 // The pace of attempts, which users choose, does not say how long others wait.
 func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv, func(c *Config) { c.Retry = RetryPolicy{Min: time.Hour, Max: time.Hour, Factor: 1} })
+		s := open(t, srv, func(c *session.Config) { c.Retry = session.RetryPolicy{Min: time.Hour, Max: time.Hour, Factor: 1} })
 		inc, me := live(t, s), s.ID()
 		c := numbered("/d", NewGUID())
-		must(t, inc.CreateEphemeral(t.Context(), c))
+		must(t, CreateEphemeral(t.Context(), inc, c))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Session == me {
 				return zktest.Fail(zktest.CodeNoAuth)
@@ -98,9 +102,9 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 			return zktest.Pass
 		})
 		start := time.Now()
-		r := inc.Remove(c.Path)
+		r := Remove(inc, c.Path)
 		<-r.Done
-		if took := time.Since(start); took != testTimeout || !errors.Is(r.Err, ErrEnded) {
+		if took := time.Since(start); took != testTimeout || !errors.Is(r.Err, session.ErrEnded) {
 			t.Errorf("%v after %v, want the session to be given up after %v", r.Err, took, testTimeout)
 		}
 	})
@@ -112,19 +116,19 @@ func TestFindIsNotMisledByANameThatHoldsAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
 		guid := NewGUID()
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/e"}))
-		_, err := inc.Create(t.Context(), "/e/transfer-"+NewGUID()+"-"+ProtectedName(guid, ""), nil)
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/e"}))
+		_, err := Create(t.Context(), inc, "/e/transfer-"+NewGUID()+"-"+ProtectedName(guid, ""), nil)
 		must(t, err)
 		for _, of := range []string{guid, ProtectedName(guid, "")} {
-			if path, err := inc.Find(t.Context(), "/e", of); path != "" || err != nil {
+			if path, err := Find(t.Context(), inc, "/e", of); path != "" || err != nil {
 				t.Errorf("found %q, %v, and nothing was made", path, err)
 			}
 		}
 		mine := "/e/" + ProtectedName(guid, "lock-0000000001")
-		_, err = inc.Create(t.Context(), mine, nil)
+		_, err = Create(t.Context(), inc, mine, nil)
 		must(t, err)
 		for _, of := range []string{guid, ProtectedName(guid, "")} {
-			if path, err := inc.Find(t.Context(), "/e", of); path != mine || err != nil {
+			if path, err := Find(t.Context(), inc, "/e", of); path != mine || err != nil {
 				t.Errorf("found %q, %v; want %q", path, err, mine)
 			}
 		}
@@ -157,7 +161,7 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 					bubble(t, func(t *testing.T, srv *zktest.Server) {
 						s := open(t, srv)
 						inc, me := live(t, s), s.ID()
-						must(t, inc.MakeDir(t.Context(), Dir{Path: "/d/e"}))
+						must(t, MakeDir(t.Context(), inc, Dir{Path: "/d/e"}))
 						var mu sync.Mutex
 						seen := 0
 						srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -175,7 +179,7 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), testTimeout/10)
 						defer cancel()
 						c := creation()
-						err := inc.CreateEphemeral(ctx, c)
+						err := CreateEphemeral(ctx, inc, c)
 						want := len(c.Paths)
 						switch {
 						case err == nil:
@@ -210,7 +214,7 @@ func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, rival := open(t, srv), open(t, srv)
 				inc, me := live(t, s), s.ID()
-				must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+				must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 				creator := live(t, rival)
 				var creates, looks atomic.Int64
 				srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -219,21 +223,21 @@ func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 					case creates.Add(1) == 1:
 						return zktest.DropReply
 					case r.Op == zktest.OpExists && looks.Add(1) == 1:
-						must(t, creator.RemoveNow(t.Context(), "/d/x"))
+						must(t, RemoveNow(t.Context(), creator, "/d/x"))
 						if other {
-							must(t, creator.CreateEphemeral(t.Context(), ours("/d/x", nil)))
+							must(t, CreateEphemeral(t.Context(), creator, ours("/d/x", nil)))
 						}
 					}
 					return zktest.Pass
 				})
-				err := inc.CreateEphemeral(t.Context(), ours("/d/x", nil))
+				err := CreateEphemeral(t.Context(), inc, ours("/d/x", nil))
 				srv.Intercept(nil)
 				stat, e := inc.Exists(t.Context(), "/d/x")
 				must(t, e)
 				switch {
 				case looks.Load() == 0:
 					t.Error("the client did not look")
-				case other && (!IsNodeExists(err) || stat == nil || stat.EphemeralOwner != rival.ID()):
+				case other && (!session.IsNodeExists(err) || stat == nil || stat.EphemeralOwner != rival.ID()):
 					t.Errorf("another has created it, %+v: %v", stat, err)
 				case !other && (err != nil || stat == nil || stat.EphemeralOwner != me):
 					t.Errorf("none has created it, %+v: %v", stat, err)
@@ -249,7 +253,7 @@ func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, rival := open(t, srv), open(t, srv)
 		inc, other, me := live(t, s), live(t, rival), s.ID()
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		c := numbered("/d", NewGUID())
 		c.List = true
 		creates, listed := 0, false
@@ -263,13 +267,13 @@ func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
 			case r.Op == zktest.OpGetChildren2 && !listed:
 				listed = true
 				for _, name := range childrenOf(t, rival, "/d") {
-					must(t, other.RemoveNow(t.Context(), "/d/"+name))
+					must(t, RemoveNow(t.Context(), other, "/d/"+name))
 				}
-				must(t, other.RemoveNow(t.Context(), "/d"))
+				must(t, RemoveNow(t.Context(), other, "/d"))
 			}
 			return zktest.Pass
 		})
-		wantErr(t, inc.CreateEphemeral(within(t, testTimeout/10), c), context.DeadlineExceeded)
+		wantErr(t, CreateEphemeral(within(t, testTimeout/10), inc, c), context.DeadlineExceeded)
 		time.Sleep(2 * testTimeout)
 		if names := childrenOf(t, rival, "/d"); len(names) > 0 || inc.Ctx.Err() != nil {
 			t.Errorf("%q stay; the session: %v", names, context.Cause(inc.Ctx))
@@ -282,16 +286,61 @@ func TestACreationThatIsAnsweredLateIsUndoneByOneRequest(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		srv.SetLatency(10 * time.Millisecond)
-		before := s.Stats().Requests
-		wantErr(t, inc.CreateEphemeral(within(t, time.Millisecond), numbered("/d", NewGUID())), context.DeadlineExceeded)
+		before := s.requests()
+		wantErr(t, CreateEphemeral(within(t, time.Millisecond), inc, numbered("/d", NewGUID())), context.DeadlineExceeded)
 		time.Sleep(time.Second)
-		if n := s.Stats().Requests - before; n != 2 {
+		if n := s.requests() - before; n != 2 {
 			t.Errorf("%d requests, want a create and a delete", n)
 		}
 		if names := childrenOf(t, s, "/d"); len(names) > 0 {
 			t.Errorf("%q stay", names)
 		}
 	})
+}
+
+// Everybody behind takes the name in the answer to a create for what was asked for.
+func TestTheAnswerToACreateNamesWhatWasAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		path  string
+		flags int32
+		made  string
+		ok    bool
+	}{
+		{"/a/b", zk.FlagPersistent, "/a/b", true},
+		{"/a/b", zk.FlagContainer, "/a/b", true},
+		{"/a/b", zk.FlagEphemeral, "", false},
+		{"/a/b", zk.FlagEphemeral, "/a/b0000000000", false},
+		{"/a/b", zk.FlagEphemeral, "/a/c", false},
+		{"/a/b-", zk.FlagEphemeralSequential, "/a/b-0000000007", true},
+		{"/a/b-", zk.FlagEphemeralSequential, "/a/b--2147483648", true},
+		{"/a/b-", zk.FlagSequence, "/a/b-", false},
+		{"/a/b-", zk.FlagSequence, "", false},
+		{"/a/b-", zk.FlagSequence, "/a/b-x", false},
+		{"/a/b-", zk.FlagSequence, "/z/b-0000000007", false},
+	} {
+		inc := &session.Incarnation{Manager: &session.Manager{}}
+		reply := wire.AppendString(nil, c.made)
+		single := session.NewPending(createCall(inc, c.path, nil, c.flags))
+		if _, ok := single.Reply(0, reply); ok != c.ok {
+			t.Errorf("create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
+		}
+		multi := session.NewPending(multiCall([]any{&zk.CreateRequest{Path: c.path, Flags: c.flags}}))
+		reply = append(append(append(words(wire.OpCreate), 0), words(0)...), reply...)
+		reply = append(append(append(reply, words(-1)...), 1), words(-1)...)
+		if _, ok := multi.Reply(0, reply); ok != c.ok {
+			t.Errorf("transaction with a create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
+		}
+	}
+}
+
+// numbered creates a child of dir that the servers give a number.
+func numbered(dir, guid string) *Creation {
+	return &Creation{Dir: Dir{Path: dir}, Paths: []string{ChildPath(dir, ProtectedName(guid, "x-"))}, GUID: guid}
+}
+
+// ours creates a znode whose name other sessions use, too.
+func ours(path string, data []byte) *Creation {
+	return &Creation{Dir: Dir{Path: ParentPath(path)}, Paths: []string{path}, Data: data, Shared: true}
 }

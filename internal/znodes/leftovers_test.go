@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 
 	"github.com/zsync/zsync/zktest"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
@@ -13,12 +15,15 @@ func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
 		s := open(t, srv)
 		inc := live(t, s)
 		for _, p := range []string{"/d", "/d/a", "/d/b"} {
-			_, err := inc.Create(t.Context(), p, nil)
+			_, err := Create(t.Context(), inc, p, nil)
 			must(t, err)
 		}
 		for range 1000 {
 			ctx, cancel := context.WithCancel(t.Context())
-			s.m.FollowDir(ctx, "/d", false, func(map[string]Node, <-chan struct{}, <-chan struct{}) (bool, error) { cancel(); return true, nil })
+			FollowDir(ctx, s.m, "/d", false, func(map[string]session.Node, <-chan struct{}, <-chan struct{}) (bool, error) {
+				cancel()
+				return true, nil
+			})
 		}
 		synctest.Wait()
 		for _, w := range inc.Watches.All() {

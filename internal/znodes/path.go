@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file has the rules for paths and names of znodes.
 
@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+
+	"github.com/zsync/zsync/internal/session"
 )
 
 // ChildPath joins a parent and the name of a child.
@@ -29,7 +31,7 @@ func BaseName(p string) string { return path.Base(p) }
 // root, at which no primitive can be.
 func CheckPath(p string) error {
 	if len(p) > MaxPath {
-		return Invalid("path of %d bytes is too long; the limit is %d", len(p), MaxPath)
+		return session.Invalid("path of %d bytes is too long; the limit is %d", len(p), MaxPath)
 	}
 	return checkPathText(p)
 }
@@ -39,27 +41,27 @@ func CheckPath(p string) error {
 func checkPathText(p string) error {
 	switch {
 	case p == "":
-		return Invalid("path is empty; want an absolute path such as /locks/nightly")
+		return session.Invalid("path is empty; want an absolute path such as /locks/nightly")
 	case p[0] != '/':
-		return Invalid("path %q is relative; it must begin with a slash", p)
+		return session.Invalid("path %q is relative; it must begin with a slash", p)
 	case p == "/":
-		return Invalid("path %q is the root; name a znode below it", p)
+		return session.Invalid("path %q is the root; name a znode below it", p)
 	case p[len(p)-1] == '/':
-		return Invalid("path %q ends in a slash", p)
+		return session.Invalid("path %q ends in a slash", p)
 	case !utf8.ValidString(p):
-		return Invalid("path %q is not valid UTF-8", p)
+		return session.Invalid("path %q is not valid UTF-8", p)
 	}
 	for elem := range strings.SplitSeq(p[1:], "/") {
 		switch elem {
 		case "":
-			return Invalid("path %q has an empty element", p)
+			return session.Invalid("path %q has an empty element", p)
 		case ".", "..":
-			return Invalid("path %q has a relative element %q", p, elem)
+			return session.Invalid("path %q has a relative element %q", p, elem)
 		}
 	}
 	for _, r := range p {
 		if r <= 0x1f || r >= 0x7f && r <= 0x9f || r >= 0xd800 && r <= 0xf8ff || r >= 0xfff0 {
-			return Invalid("path %q contains the character %U, which ZooKeeper refuses", p, r)
+			return session.Invalid("path %q contains the character %U, which ZooKeeper refuses", p, r)
 		}
 	}
 	return nil

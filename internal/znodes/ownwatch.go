@@ -1,6 +1,6 @@
-package session
+package znodes
 
-// This file watches the znodes that a session holds. A Lapse shows when a caller must read such a znode again.
+// This file watches the znodes that a session holds.
 
 import (
 	"sync"
@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 )
 
 // An OwnWatch watches one znode that this session has made and holds. The znode's name is unique.
@@ -24,7 +25,7 @@ import (
 // it has dropped this watch.
 type OwnWatch struct {
 	Path  string
-	inc   *Incarnation
+	inc   *session.Incarnation
 	owner interface{ Vanished(o *OwnWatch) }
 
 	mu      sync.Mutex
@@ -40,27 +41,9 @@ const ownWatchAfter = 10 * time.Millisecond
 // LookAgainAfter is the time after which a refused read of a held znode is repeated.
 const LookAgainAfter = time.Minute
 
-// A Lapse is the time since a moment: see Incarnation.Lapse.
-type Lapse struct {
-	inc *Incarnation
-	on  int64 // number of the connection at that moment
-	at  time.Time
-}
-
-// Lapse begins a Lapse.
-func (inc *Incarnation) Lapse() Lapse { return Lapse{inc, inc.Watches.Connection(), time.Now()} }
-
-// Outage reports whether there may have been an outage in l: the connection has changed, or
-// ReleaseTime has passed. In an outage, another client may delete a znode of this session, and a third
-// contender may get what the znode stands for. So before the caller relies on the znode, it reads the
-// znode again.
-func (l Lapse) Outage() bool {
-	return l.inc.Watches.Connection() != l.on || time.Since(l.at) >= ReleaseTime
-}
-
 // WatchOwn returns an OwnWatch for the znode at path. The OwnWatch begins when Made is called. It
 // calls owner.Vanished without locks, in a goroutine of its own.
-func (inc *Incarnation) WatchOwn(path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
+func WatchOwn(inc *session.Incarnation, path string, owner interface{ Vanished(o *OwnWatch) }) *OwnWatch {
 	return &OwnWatch{inc: inc, Path: path, owner: owner}
 }
 
@@ -136,7 +119,7 @@ func (o *OwnWatch) look() {
 	refused := false
 	o.mu.Lock()
 	switch {
-	case o.dropped, IsNoNode(err):
+	case o.dropped, session.IsNoNode(err):
 	case err == nil:
 		o.followLocked()
 	case inc.Ctx.Err() == nil: // otherwise, all holders learn of the end of the session from Ended
@@ -145,7 +128,7 @@ func (o *OwnWatch) look() {
 		refused = true
 		o.lookLocked(LookAgainAfter)
 	}
-	vanished := !o.dropped && IsNoNode(err)
+	vanished := !o.dropped && session.IsNoNode(err)
 	o.mu.Unlock()
 	if refused { // the log may release the hold, so it is called without mu
 		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)

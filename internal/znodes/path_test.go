@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"strings"
@@ -15,6 +15,7 @@ func FuzzPath(f *testing.F) {
 	for _, p := range []string{"", "/", "/a", "/a/", "a", "//", "/a/../b", "/\x00", "/\xff", "/ä/日本", strings.Repeat("/x", 2000)} {
 		f.Add(p)
 	}
+	m := rooted("/root")
 	f.Fuzz(func(t *testing.T, p string) {
 		if CheckPath(p) != nil {
 			return
@@ -22,11 +23,10 @@ func FuzzPath(f *testing.F) {
 		if !utf8.ValidString(p) || len(p) > MaxPath || ChildPath(ParentPath(p), BaseName(p)) != p {
 			t.Errorf("%q passed; its parent is %q and its name %q", p, ParentPath(p), BaseName(p))
 		}
-		m := &Manager{chroot: "/root"}
 		if got := m.Bare(m.Full(p)); got != p {
 			t.Errorf("%q below a chroot and back is %q", p, got)
 		}
-		if _, _, err := m.CheckOps([]any{&zk.DeleteRequest{Path: p}}); err != nil {
+		if _, _, err := CheckOps(m, []any{&zk.DeleteRequest{Path: p}}); err != nil {
 			t.Errorf("%q is a path, but not for Txn: %v", p, err)
 		}
 	})

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"sync"
@@ -22,7 +22,7 @@ func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 
 			guid := NewGUID()
 			c := numbered("/d", guid)
 			c.List = true
-			err := inc.CreateEphemeral(t.Context(), c)
+			err := CreateEphemeral(t.Context(), inc, c)
 			path, roll := c.Path, c.Roll
 			if err != nil || !roll.Has(BaseName(path)) {
 				t.Errorf("created %q, %v; it is not in the listing", path, err)
@@ -36,7 +36,7 @@ func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 
 func TestWhoCreateAtOnceShareAListingThatWasSentBehindAllOfThem(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		_, err := live(t, s).Create(t.Context(), "/d", nil)
+		_, err := Create(t.Context(), live(t, s), "/d", nil)
 		must(t, err)
 		var listings atomic.Int64
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -58,7 +58,7 @@ func TestASharedListingSurvivesTheConnectionThatItWasAskedForOn(t *testing.T) {
 			t.Run(name+" of "+op.String(), func(t *testing.T) {
 				bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
-					_, err := live(t, s).Create(t.Context(), "/d", nil)
+					_, err := Create(t.Context(), live(t, s), "/d", nil)
 					must(t, err)
 					var listings, seen atomic.Int64
 					srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -76,7 +76,7 @@ func TestASharedListingSurvivesTheConnectionThatItWasAskedForOn(t *testing.T) {
 						t.Errorf("%d children, want one for each of 50", len(names))
 					}
 					synctest.Wait()
-					if n := len(live(t, s).rolls); n > 0 {
+					if n := len(of(live(t, s)).rolls); n > 0 {
 						t.Errorf("%d directories are still taken to be listed", n)
 					}
 				})

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 // This file repeats the attempts at deletions, and finds the znodes of creates without a reply.
 
@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
 )
 
@@ -45,9 +46,9 @@ func (b *backlog) join(d *Deletion, work func(ds []*Deletion)) {
 	})
 }
 
-// The method `backlogs` returns the Deletions that wait for another attempt, and those whose znodes must
+// The function `backlogs` returns the Deletions that wait for another attempt, and those whose znodes must
 // be found.
-func (inc *Incarnation) backlogs() (repeated, lost *backlog) {
+func backlogs(inc *session.Incarnation) (repeated, lost *backlog) {
 	both := shared.Attached(&inc.Attached, func() *[2]backlog { return new([2]backlog) })
 	return &both[0], &both[1]
 }
@@ -59,7 +60,7 @@ const repeatEvery = 5 * time.Millisecond
 // The method `again` makes another attempt at d after the time `wait`, as soon as there is a
 // connection.
 func (d *Deletion) again(wait time.Duration) {
-	repeated, _ := d.inc.backlogs()
+	repeated, _ := backlogs(d.inc)
 	join := func() { repeated.join(d, repeatAll) }
 	if wait == 0 {
 		join()
@@ -80,7 +81,7 @@ func repeatAll(ds []*Deletion) {
 	inc.Connection(inc.Ctx)
 	for _, d := range ds {
 		if inc.Ctx.Err() != nil {
-			d.over(ErrEnded)
+			d.over(session.ErrEnded)
 		} else {
 			d.attempt()
 		}
@@ -89,9 +90,9 @@ func repeatAll(ds []*Deletion) {
 
 // The function `search` looks for the znodes of ds, whose creates have no reply.
 //
-// The result is certain, for this reason. The search begins with a write that changes nothing (see
-// `flush`). When its reply comes, the server has applied every earlier request of this session that
-// reached the leader. The leader refuses the other earlier requests, with SessionMoved. A sync alone is
+// The result is certain, for this reason. The search begins with a write that changes nothing: see
+// Incarnation.Flush. When its reply comes, the server has applied every earlier request of this session
+// that reached the leader. The leader refuses the other earlier requests, with SessionMoved. A sync alone is
 // not enough: the leader answers a sync of its own client at once, before its pending proposals are
 // committed. If the write or the sync was not executed, the listings prove nothing, and the search is
 // repeated.
@@ -102,17 +103,17 @@ func search(ds []*Deletion) {
 		lost[dir] = append(lost[dir], d)
 	}
 	dirs := slices.Collect(maps.Keys(lost))
-	var synced *pending[struct{}]
-	var listed []*pending[listing]
-	failed := inc.retryAll(inc.Ctx, func(b *batch) {
-		add(b, flush(inc.conns.Nobody))
-		synced, listed = add(b, syncCall(inc.conns.Nobody)), addEach(b, dirs, childrenCall)
+	var synced *session.Pending[struct{}]
+	var listed []*session.Pending[session.Listing]
+	failed := inc.RetryAll(inc.Ctx, func(b *session.Requests) {
+		session.Add(b, inc.Flush())
+		synced, listed = session.Add(b, session.SyncCall(dirs[0])), session.AddEach(b, dirs, session.ChildrenCall)
 	})
 	for i, dir := range dirs {
 		for _, d := range lost[dir] {
 			if failed != nil {
-				d.over(ErrEnded)
-			} else if path, err := findIn(listed[i].val.names, dir, d.guid), cmp.Or(synced.err, listed[i].err); path != "" && err == nil {
+				d.over(session.ErrEnded)
+			} else if path, err := findIn(listed[i].Val.Names, dir, d.guid), cmp.Or(synced.Err, listed[i].Err); path != "" && err == nil {
 				d.found(path)
 			} else {
 				d.attempted(err) // without an error, or with NoNode, there is no such znode

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -21,7 +23,7 @@ func TestADeletionWhoseOutcomeIsKnownIsToldThoughTheConnectionIsGone(t *testing.
 		for range 100 {
 			r := &Deletion{inc: inc, Done: make(chan struct{}), Err: zk.ErrNoNode}
 			close(r.Done)
-			if err := r.Result(); !errors.Is(err, ErrLost) {
+			if err := r.Result(); !errors.Is(err, session.ErrLost) {
 				t.Fatalf("a znode that somebody else has deleted: %v", err)
 			}
 		}
@@ -39,7 +41,7 @@ func TestAnAnswerToADeletionIsToldThoughTheConnectionDropsRightBehindIt(t *testi
 		srv.Stop()
 		synctest.Wait()
 		for range 100 {
-			for code, want := range map[int32]error{0: nil, wire.CodeNoNode: ErrLost} {
+			for code, want := range map[int32]error{0: nil, wire.CodeNoNode: session.ErrLost} {
 				over := 0
 				r := &Deletion{inc: inc, Paths: []string{"/m"}, Then: func() { over++ }, Done: make(chan struct{})}
 				request := r.request()
@@ -74,13 +76,13 @@ func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing
 				inc := live(t, open(t, srv))
 				paths := []string{"/d/1", "/d/2", "/d/3"}
 				for _, path := range paths {
-					err := inc.CreateEphemeral(t.Context(), ours(path, nil))
+					err := CreateEphemeral(t.Context(), inc, ours(path, nil))
 					if err != nil {
 						t.Fatal(err)
 					}
 				}
 				if c.stranger >= 0 {
-					if err := inc.RemoveNow(t.Context(), paths[c.stranger]); err != nil {
+					if err := RemoveNow(t.Context(), inc, paths[c.stranger]); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -93,7 +95,7 @@ func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing
 					}
 					return zktest.Pass
 				})
-				d := inc.Remove(paths...)
+				d := Remove(inc, paths...)
 				if err := d.Outcome(t.Context()); !errors.Is(err, zk.ErrNoAuth) {
 					t.Fatalf("refused, and the error is %v", err)
 				}
@@ -106,5 +108,14 @@ func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing
 				}
 			})
 		})
+	}
+}
+
+// A Deletion is repeated, and no znode gets the name again.
+func TestADeletionDoesNoHarmWhenItIsCarriedOutLate(t *testing.T) {
+	for _, paths := range [][]string{{"/x"}, {"/x", "/y"}} {
+		if conn.Harms((&Deletion{Paths: paths}).request()) {
+			t.Errorf("the deletion of %v does harm", paths)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"crypto/tls"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/sasl"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -16,6 +17,7 @@ import (
 func TestALogGoesBesideTheFirstCreateOfATransactionOrBesideItsFirstOperation(t *testing.T) {
 	create, set := func(p string) any { return &zk.CreateRequest{Path: p} }, func(p string) any { return &zk.SetDataRequest{Path: p} }
 	check, remove := func(p string) any { return &zk.CheckVersionRequest{Path: p} }, func(p string) any { return &zk.DeleteRequest{Path: p} }
+	m := rooted("/root")
 	for _, c := range []struct {
 		want string
 		ops  []any
@@ -26,7 +28,7 @@ func TestALogGoesBesideTheFirstCreateOfATransactionOrBesideItsFirstOperation(t *
 		{"/root/a", []any{create("/a/x"), remove("/b/x"), check("/c/x")}},
 		{"/root", []any{create("/a/x"), remove("/a")}}, // no log can be created in a znode that is deleted
 	} {
-		if _, dir, err := (&Manager{chroot: "/root"}).CheckOps(c.ops); err != nil || dir != c.want {
+		if _, dir, err := CheckOps(m, c.ops); err != nil || dir != c.want {
 			t.Errorf("%T: %q, %v; want %q", c.ops, dir, err, c.want)
 		}
 	}
@@ -37,23 +39,23 @@ func TestTheRecallOfADeletedZnodeDoesNotReadAllOlderOnes(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		ops := []any{&zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}}
 		var path string
 		for range 20 {
-			rs, err := inc.Multi(t.Context(), ops...)
+			rs, err := Multi(t.Context(), inc, ops...)
 			must(t, err)
 			path = rs[0].String
 		}
 		stat, err := inc.Exists(t.Context(), path)
 		must(t, err)
-		if rs := inc.Recall(t.Context(), ops, stat.Czxid); rs[0].String != path {
+		if rs := Recall(t.Context(), inc, ops, stat.Czxid); rs[0].String != path {
 			t.Errorf("%q, want %q", rs[0].String, path)
 		}
-		must(t, inc.RemoveNow(t.Context(), path))
-		before := s.Stats().Requests
-		rs := inc.Recall(t.Context(), ops, stat.Czxid)
-		if n := s.Stats().Requests - before; rs[0].String != "" || n != 2 {
+		must(t, RemoveNow(t.Context(), inc, path))
+		before := s.requests()
+		rs := Recall(t.Context(), inc, ops, stat.Czxid)
+		if n := s.requests() - before; rs[0].String != "" || n != 2 {
 			t.Errorf("%q after %d requests, want nothing after a listing and a read", rs[0].String, n)
 		}
 	})
@@ -64,17 +66,17 @@ func TestTheRecallOfADeletedZnodeDoesNotReadAllOlderOnes(t *testing.T) {
 func TestTheRecallOfTwoZnodesOfWhichOneIsDeletedNamesNeither(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
-		must(t, inc.MakeDir(t.Context(), Dir{Path: "/d"}))
+		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		op := &zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}
-		made, err := inc.Multi(t.Context(), op, op)
+		made, err := Multi(t.Context(), inc, op, op)
 		must(t, err)
 		stat, err := inc.Exists(t.Context(), made[0].String)
 		must(t, err)
-		recall := func() []zk.MultiResponse { return inc.Recall(t.Context(), []any{op, op}, stat.Czxid) }
+		recall := func() []zk.MultiResponse { return Recall(t.Context(), inc, []any{op, op}, stat.Czxid) }
 		if rs := recall(); rs[0].String != made[0].String || rs[1].String != made[1].String {
 			t.Errorf("%+v, want %+v", rs, made)
 		}
-		must(t, inc.RemoveNow(t.Context(), made[1].String))
+		must(t, RemoveNow(t.Context(), inc, made[1].String))
 		if rs := recall(); rs[0].String != "" || rs[1].String != "" {
 			t.Errorf("%+v, and the second is deleted", rs)
 		}
@@ -83,23 +85,23 @@ func TestTheRecallOfTwoZnodesOfWhichOneIsDeletedNamesNeither(t *testing.T) {
 
 // The servers replace an entry of the scheme auth by an entry for each identity of the client.
 func TestTheGrowthOfAnACLCountsEveryIdentityOfTheClient(t *testing.T) {
-	all := Config{
+	all := session.Config{
 		Auths: []conn.Auth{{Scheme: "digest", Credentials: []byte("me:secret")}},
 		TLS:   &tls.Config{Certificates: make([]tls.Certificate, 1)},
 		SASL:  new(sasl.Client),
 	}
-	for want, cfg := range map[int]Config{
+	for want, cfg := range map[int]session.Config{
 		0:               {},
 		64 + 15:         {Auths: all.Auths},
 		512:             {TLS: all.TLS},
 		512 + 512:       {TLS: all.TLS, SASL: all.SASL},
 		64 + 15 + 2*512: all,
 	} {
-		m := &Manager{Config: cfg}
-		if n := m.growthOfACL(zk.AuthACL(zk.PermAll)); n != want {
+		m := &session.Manager{Config: cfg}
+		if n := growthOfACL(m, zk.AuthACL(zk.PermAll)); n != want {
 			t.Errorf("%d, want %d", n, want)
 		}
-		if n := m.growthOfACL(zk.WorldACL(zk.PermAll)); n != 0 {
+		if n := growthOfACL(m, zk.WorldACL(zk.PermAll)); n != 0 {
 			t.Errorf("an ACL without the scheme auth grows by %d", n)
 		}
 	}

@@ -1,4 +1,4 @@
-package session
+package znodes
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
 )
@@ -48,10 +49,10 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 					}
 					return zktest.Pass
 				})
-				must(t, s.m.During(t.Context(), func(inc *Incarnation) error {
-					_, err := inc.Create(t.Context(), "/a", []byte("x"))
+				must(t, s.m.During(t.Context(), func(inc *session.Incarnation) error {
+					_, err := Create(t.Context(), inc, "/a", []byte("x"))
 					must(t, err)
-					nodes, err := inc.GetAll(t.Context(), []string{"/a", "/b", "/a", "/c"})
+					nodes, err := GetAll(t.Context(), inc, []string{"/a", "/b", "/a", "/c"})
 					must(t, err)
 					if seen != 3 || string(nodes[0].Data) != "x" || nodes[1].Stat != nil || string(nodes[2].Data) != "x" {
 						t.Errorf("got %v after %d attempts", nodes, seen)
@@ -74,14 +75,14 @@ func TestGetAllOfManyTakesFewRequestsThoughNothingWasReadBefore(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		must(t, s.m.During(t.Context(), func(inc *Incarnation) error {
+		must(t, s.m.During(t.Context(), func(inc *session.Incarnation) error {
 			paths := make([]string, 1000)
 			for i := range paths {
 				paths[i] = fmt.Sprintf("/n%03d", i)
-				_, err := inc.Create(t.Context(), paths[i], []byte(paths[i]))
+				_, err := Create(t.Context(), inc, paths[i], []byte(paths[i]))
 				must(t, err)
 			}
-			nodes, err := inc.GetAll(t.Context(), paths)
+			nodes, err := GetAll(t.Context(), inc, paths)
 			must(t, err)
 			for i, path := range paths {
 				if string(nodes[i].Data) != path {
@@ -104,12 +105,12 @@ func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
 		var small, large []string
 		for i := range 300 {
 			small = append(small, fmt.Sprintf("/small-%03d", i))
-			_, err := inc.Create(t.Context(), small[i], []byte("x"))
+			_, err := Create(t.Context(), inc, small[i], []byte("x"))
 			must(t, err)
 		}
 		for i := range 3 * bundleFirst {
 			large = append(large, fmt.Sprintf("/large-%03d", i))
-			_, err := inc.Create(t.Context(), large[i], make([]byte, 900<<10))
+			_, err := Create(t.Context(), inc, large[i], make([]byte, 900<<10))
 			must(t, err)
 		}
 		var most atomic.Int64 // of the large in one request
@@ -119,15 +120,15 @@ func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		_, err := inc.GetAll(t.Context(), small)
+		_, err := GetAll(t.Context(), inc, small)
 		must(t, err)
-		nodes, err := inc.GetAll(t.Context(), append(small[:1:1], large...))
+		nodes, err := GetAll(t.Context(), inc, append(small[:1:1], large...))
 		must(t, err)
 		if n := most.Load(); n > bundleFirst || len(nodes) != len(large)+1 {
 			t.Errorf("one request asks for %d znodes of 900 KiB", n)
 		}
 		most.Store(0)
-		_, err = inc.GetAll(t.Context(), large)
+		_, err = GetAll(t.Context(), inc, large)
 		must(t, err)
 		if n := most.Load(); n > 0 {
 			t.Errorf("behind large znodes one request asks for %d of these", n)
@@ -143,7 +144,7 @@ func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
 		var paths []string
 		for i := range bundleFirst {
 			paths = append(paths, fmt.Sprintf("/n-%03d", i))
-			_, err := inc.Create(t.Context(), paths[i], []byte(paths[i]))
+			_, err := Create(t.Context(), inc, paths[i], []byte(paths[i]))
 			must(t, err)
 		}
 		var sizes []int
@@ -155,7 +156,7 @@ func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		nodes, err := inc.GetAll(t.Context(), paths)
+		nodes, err := GetAll(t.Context(), inc, paths)
 		must(t, err)
 		for i, path := range paths {
 			if string(nodes[i].Data) != path {
@@ -171,8 +172,31 @@ func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
 // A reply to a read of many znodes that breaks the protocol costs the connection, as
 // any other does.
 func TestAMalformedBundleCostsTheConnection(t *testing.T) {
-	r := &pending[[]Node]{Done: make(chan struct{}), call: bundleCall([]string{"/a", "/b"})}
+	r := &session.Pending[[]session.Node]{Done: make(chan struct{}), Call: bundleCall([]string{"/a", "/b"})}
 	if _, ok := r.Reply(0, []byte{1, 2, 3}); ok {
 		t.Error("taken for a reply")
+	}
+}
+
+func TestBundlesFitIntoTheirRequestsHoweverLongThePaths(t *testing.T) {
+	var paths []string
+	for i := range 300 {
+		paths = append(paths, "/"+strings.Repeat("x", i*i*7))
+	}
+	bundles := bundlesOf(paths, 128)
+	if !slices.Equal(slices.Concat(bundles...), paths) {
+		t.Error("the paths are not those that were given, in their order")
+	}
+	for i, b := range bundles {
+		size := 0
+		for _, p := range b {
+			size += len(p) + 16
+		}
+		if len(b) > 128 || len(b) == 0 || len(b) > 1 && size > MaxPacket/2 {
+			t.Errorf("bundle %d: %d paths, %d bytes", i, len(b), size)
+		}
+	}
+	if n := len(bundlesOf(paths[:100], 50)); n < 2 {
+		t.Errorf("%d bundles of 50 for 100 paths", n)
 	}
 }

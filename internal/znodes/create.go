@@ -1,6 +1,6 @@
-package session
+package znodes
 
-// This file creates ephemeral znodes. verbs.go and dir.go create the other znodes.
+// This file creates ephemeral znodes. write.go and dir.go create the other znodes.
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 )
 
@@ -36,18 +37,18 @@ type Creation struct {
 	Read bool     // reads Dir
 	Also []string // other znodes to list, in order
 
-	Path    string     // of the first znode
-	Roll    *Roll      // the result of `List`
-	Node    Node       // the result of `Read`, if ReadErr is nil
-	ReadErr error      // the znodes are created even if the servers refuse to read Dir
-	Lists   [][]string // the results of `Also`; a znode that does not exist has no children
-	Undo    *Deletion  // after an error: the Deletion of the znodes that may have been created, or nil
+	Path    string       // of the first znode
+	Roll    *Roll        // the result of `List`
+	Node    session.Node // the result of `Read`, if ReadErr is nil
+	ReadErr error        // the znodes are created even if the servers refuse to read Dir
+	Lists   [][]string   // the results of `Also`; a znode that does not exist has no children
+	Undo    *Deletion    // after an error: the Deletion of the znodes that may have been created, or nil
 
-	made   *pending[string] // the last request that was sent; its value is Path or, if a check of `Holds` has failed, the path of that check
-	roll   *Roll            // was sent after `made`; nil if it must be sent again
-	behind []conn.Request   // the other reads that were sent after `made`; nil if they must be sent again
-	read   *pending[Node]
-	lists  []*pending[listing]
+	made   *session.Pending[string] // the last request that was sent; its value is Path or, if a check of `Holds` has failed, the path of that check
+	roll   *Roll                    // was sent after `made`; nil if it must be sent again
+	behind session.Requests         // the other reads that were sent after `made`; nil if they must be sent again
+	read   *session.Pending[session.Node]
+	lists  []*session.Pending[session.Listing]
 }
 
 // CreateEphemeral creates the znodes of c, and c.Dir if it is missing. All requests are sent
@@ -65,15 +66,15 @@ type Creation struct {
 // created. Until `Undo` has ended, their names must not be used again. If c has `Holds`, the error is
 // ErrVanished if the znode of the first check does not exist, and NoNode if the znode of another
 // check does not exist.
-func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err error) {
-	call, err := inc.creation(c)
+func CreateEphemeral(ctx context.Context, inc *session.Incarnation, c *Creation) (err error) {
+	call, err := creation(inc, c)
 	if err != nil {
 		return err
 	}
-	if err := inc.Vet(ctx, c.Dir); err != nil {
+	if err := Vet(ctx, inc, c.Dir); err != nil {
 		return err
 	}
-	size, err := inc.reserve(ctx, c.Paths)
+	size, err := reserve(ctx, inc, c.Paths)
 	if err != nil {
 		return err
 	}
@@ -87,7 +88,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		} else if err == nil {
 			made = c.Paths
 		}
-		inc.ephemerals.settle(size, made)
+		of(inc).settle(size, made)
 	}()
 	// The parents to create first: Dir and all paths above it. The replies do not matter: if a parent
 	// cannot be created, the request for its child fails with NoNode again.
@@ -98,25 +99,25 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 		final = err
 		return nil
 	}
-	err = inc.repeat(ctx, func() error {
-		seen := sighting{over: inc.newestConn()}
-		if err := inc.sendCreation(ctx, c, call, missing); err != nil {
+	err = inc.Repeat(ctx, func() error {
+		seen := sighting{over: inc.NewestConn()}
+		if err := sendCreation(ctx, inc, c, call, missing); err != nil {
 			return err
 		}
 		if c.roll != nil && c.roll.atOnce {
 			c.roll.Wait(ctx, inc) // its reply comes after that of c.made, so this goroutine is woken once, not twice
 		}
 		path, err := c.made.Wait(ctx, inc)
-		open = open || OutcomeOf(err) == Unknown
+		open = open || session.OutcomeOf(err) == session.Unknown
 		switch {
 		case err == nil:
 			c.Path = path
-		case errors.Is(err, ErrEnded):
+		case errors.Is(err, session.ErrEnded):
 			return err // the znodes, which are ephemeral, end with the session
 		case c.GUID != "" && errors.Is(err, conn.ErrProtocol): // a broken server has not told the completed name
 			return end(err)
 		case c.GUID != "" && open && ctx.Err() == nil:
-			found, e := inc.Find(ctx, c.Dir.Path, c.GUID)
+			found, e := Find(ctx, inc, c.Dir.Path, c.GUID)
 			if e != nil {
 				return end(e)
 			}
@@ -125,14 +126,14 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 				return err
 			}
 			c.Path, c.roll, c.behind = found, nil, nil // the reads may be older than the znode
-		case IsNodeExists(err) && open:
+		case session.IsNodeExists(err) && open:
 			if c.Shared {
 				stat, e := inc.Exists(ctx, c.Paths[0])
 				switch {
 				case e != nil:
 					return e
 				case stat == nil:
-					return errAgain // deleted since the attempt
+					return session.ErrAgain // deleted since the attempt
 				case stat.EphemeralOwner != inc.ID.Load():
 					open = false // the znode is another session's, so ours does not exist
 					return err
@@ -140,41 +141,41 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 				seen.version = stat.Version
 			}
 			c.Path = c.Paths[0]
-		case IsNoNode(err) && path == "": // not of a check
+		case session.IsNoNode(err) && path == "": // not of a check
 			open = false // no parent, so no child
 			// With its own ACL, the session must know which parents other clients have created.
-			if missing != nil || inc.Manager.protects() {
-				if err := inc.MakeDir(ctx, c.Dir); err != nil {
+			if missing != nil || protects(inc.Manager) {
+				if err := MakeDir(ctx, inc, c.Dir); err != nil {
 					return end(err)
 				}
 				missing = nil
-				return errAgain
+				return session.ErrAgain
 			}
 			for d := c.Dir.Path; d != "/"; d = ParentPath(d) {
 				missing = slices.Insert(missing, 0, d)
 			}
-			return errAgain
-		case IsNoNode(err) && path == c.Holds[0].Path:
-			return end(ErrVanished)
+			return session.ErrAgain
+		case session.IsNoNode(err) && path == c.Holds[0].Path:
+			return end(session.ErrVanished)
 		default:
 			return err // a refusal proves nothing about earlier attempts
 		}
 		open = true
-		if err := inc.readBehind(ctx, c); !IsNoNode(err) {
+		if err := readBehind(ctx, inc, c); !session.IsNoNode(err) {
 			if err == nil && c.Shared {
-				inc.own.Store(c.Path, seen)
+				of(inc).own.Store(c.Path, seen)
 			}
 			return end(err)
 		}
 		// The listing, which is newer than the creation, shows that Dir does not exist. So our znode was
 		// deleted, and then Dir. No caller has seen the znode.
 		c.Path, open = "", false
-		return errAgain
+		return session.ErrAgain
 	})
 	err = cmp.Or(err, final)
-	if err != nil && open && !errors.Is(err, ErrEnded) {
-		c.Undo = inc.undo(c, func() { inc.ephemerals.settle(size, nil) })
-		c.Undo.Await(Grace)
+	if err != nil && open && !errors.Is(err, session.ErrEnded) {
+		c.Undo = undo(inc, c, func() { of(inc).settle(size, nil) })
+		c.Undo.Await(session.Grace)
 	}
 	return err
 }
@@ -182,7 +183,7 @@ func (inc *Incarnation) CreateEphemeral(ctx context.Context, c *Creation) (err e
 // RoomFor reserves room for the ephemeral znodes that `ops` create, until the caller calls `done`. It
 // returns ErrTooLarge if the session cannot have so many. From the reply until `done`, a znode counts
 // twice, so another caller at that moment may be refused although there is room.
-func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), err error) {
+func RoomFor(ctx context.Context, inc *session.Incarnation, ops ...any) (done func(), err error) {
 	var paths []string
 	for _, op := range ops {
 		if create, ok := op.(*zk.CreateRequest); ok && create.Flags&zk.FlagEphemeral != 0 {
@@ -192,71 +193,71 @@ func (inc *Incarnation) RoomFor(ctx context.Context, ops ...any) (done func(), e
 	if len(paths) > 0 {
 		paths = append(paths, ChildPath(inc.Manager.Full("/"), LogName)) // the log of the transaction
 	}
-	size, err := inc.reserve(ctx, paths)
-	return func() { inc.ephemerals.settle(size, nil) }, err
+	size, err := reserve(ctx, inc, paths)
+	return func() { of(inc).settle(size, nil) }, err
 }
 
-// The method `reserve` is ephemerals.reserve. But if there is no room, it first looks which of the
+// The function `reserve` is known.reserve. But if there is no room, it first looks which of the
 // znodes other clients have deleted. It looks once a second for all callers, so a caller may wait that
 // long.
-func (inc *Incarnation) reserve(ctx context.Context, paths []string) (size int, err error) {
-	e := &inc.ephemerals
-	if size, err = e.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
+func reserve(ctx context.Context, inc *session.Incarnation, paths []string) (size int, err error) {
+	k := of(inc)
+	if size, err = k.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
 		return size, nil
 	}
 	asked := time.Now()
 	select {
-	case e.turn <- struct{}{}:
-		defer func() { <-e.turn }()
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
 	case <-ctx.Done():
-		return 0, CtxErr(ctx)
+		return 0, session.CtxErr(ctx)
 	case <-inc.Ctx.Done():
-		return 0, ErrEnded
+		return 0, session.ErrEnded
 	}
-	if !e.counted.After(asked) {
-		err := AwaitIn(ctx, inc, time.After(time.Until(e.counted.Add(time.Second))))
+	if !k.counted.After(asked) {
+		err := session.AwaitIn(ctx, inc, time.After(time.Until(k.counted.Add(time.Second))))
 		if err == nil {
-			err = inc.recount(ctx)
+			err = recount(ctx, inc)
 		}
 		if err != nil {
 			return 0, err
 		}
 	}
-	return e.reserve(paths)
+	return k.reserve(paths)
 }
 
-// The method `recount` forgets the znodes that do not exist. No read is older than the reply that
+// The function `recount` forgets the znodes that do not exist. No read is older than the reply that
 // has reported the creation of a znode.
-func (inc *Incarnation) recount(ctx context.Context) error {
-	e, began := &inc.ephemerals, time.Now()
-	e.mu.Lock()
-	paths := slices.Collect(maps.Keys(e.paths))
-	e.mu.Unlock()
-	nodes, err := inc.GetVisible(ctx, paths)
+func recount(ctx context.Context, inc *session.Incarnation) error {
+	k, began := of(inc), time.Now()
+	k.mu.Lock()
+	paths := slices.Collect(maps.Keys(k.paths))
+	k.mu.Unlock()
+	nodes, err := GetVisible(ctx, inc, paths)
 	if err != nil {
 		return err
 	}
 	for i, n := range nodes {
-		if n.Stat == nil || !n.Concealed() && n.Stat.EphemeralOwner != inc.ID.Load() {
-			e.gone(paths[i])
+		if n.Stat == nil || !Concealed(n) && n.Stat.EphemeralOwner != inc.ID.Load() {
+			k.gone(paths[i])
 		}
 	}
-	e.counted = began
+	k.counted = began
 	return nil
 }
 
-// The method `creation` returns the request that creates the znodes of c.
-func (inc *Incarnation) creation(c *Creation) (call[string], error) {
+// The function `creation` returns the request that creates the znodes of c.
+func creation(inc *session.Incarnation, c *Creation) (session.Call[string], error) {
 	m := inc.Manager
 	if len(c.Paths) == 1 && len(c.Holds) == 0 {
 		flags := int32(zk.FlagEphemeral)
 		if c.GUID != "" {
 			flags |= zk.FlagSequence
 		}
-		if m.SizeOf(c.Paths[0], c.Data) > MaxPacket {
-			return call[string]{}, ErrTooLarge
+		if SizeOf(m, c.Paths[0], c.Data) > MaxPacket {
+			return session.Call[string]{}, session.ErrTooLarge
 		}
-		return inc.createCall(c.Paths[0], c.Data, flags), nil
+		return createCall(inc, c.Paths[0], c.Data, flags), nil
 	}
 	var ops []any
 	for _, check := range c.Holds {
@@ -266,98 +267,98 @@ func (inc *Incarnation) creation(c *Creation) (call[string], error) {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
 	multi, holds := multiCall(ops), c.Holds
-	return call[string]{op: multi.op, body: multi.body, judge: func(s *wire.Scanner) (path string, code int32, err error) {
-		rs, code, err := multi.judge(s)
+	return session.Call[string]{Op: multi.Op, Body: multi.Body, Judge: func(s *wire.Scanner) (path string, code int32, err error) {
+		rs, code, err := multi.Judge(s)
 		if failed := FailedOp(rs); failed >= 0 && failed < len(holds) {
 			path = holds[failed].Path
 		} else if err == nil && !s.Bad {
 			path = rs[len(holds)].String
 		}
 		return path, code, err
-	}}, m.CheckSize(ops)
+	}}, CheckSize(m, ops)
 }
 
 // sendCreation sends the creates of the missing parents, the request, and the reads, in this order.
-func (inc *Incarnation) sendCreation(ctx context.Context, c *Creation, request call[string], missing []string) error {
-	l, err := inc.openConn(ctx)
+func sendCreation(ctx context.Context, inc *session.Incarnation, c *Creation, request session.Call[string], missing []string) error {
+	l, err := inc.OpenConn(ctx)
 	if err != nil {
 		return err
 	}
-	b := &batch{requests: make([]conn.Request, 0, 4)} // most batches need no more
+	b := make(session.Requests, 0, 4) // most batches need no more
 	for _, d := range missing {
-		add(b, inc.dirCall(d, c.Dir))
+		session.Add(&b, dirCall(inc, d, c.Dir))
 	}
-	c.made, c.roll = add(b, request), nil
-	sent := len(b.requests)
-	c.addReads(b)
-	c.behind = b.requests[sent:]
+	c.made, c.roll = session.Add(&b, request), nil
+	sent := len(b)
+	c.addReads(&b)
+	c.behind = b[sent:]
 	if c.List {
-		c.roll = inc.roll(c.Dir.Path, b.requests...)
+		c.roll = roll(inc, c.Dir.Path, b...)
 	} else {
-		l.Send(b.requests...)
+		l.Send(b...)
 	}
 	return nil
 }
 
 // addReads adds the reads of c to b, except that of `List`.
-func (c *Creation) addReads(b *batch) {
+func (c *Creation) addReads(b *session.Requests) {
 	if c.Read {
-		c.read = add(b, getCall(c.Dir.Path))
+		c.read = session.Add(b, session.GetCall(c.Dir.Path))
 	}
-	c.lists = addEach(b, c.Also, childrenCall)
+	c.lists = session.AddEach(b, c.Also, session.ChildrenCall)
 }
 
 // readBehind waits for the reads of c. If one was not answered, readBehind repeats all. The error is
 // NoNode if the listing of Dir shows that Dir was deleted since.
-func (inc *Incarnation) readBehind(ctx context.Context, c *Creation) (err error) {
+func readBehind(ctx context.Context, inc *session.Incarnation, c *Creation) (err error) {
 	if c.List {
 		if c.roll != nil {
 			_, err = c.roll.Wait(ctx, inc)
-			if err != nil && OutcomeOf(err) == Answered {
+			if err != nil && session.OutcomeOf(err) == session.Answered {
 				return err
 			}
 		}
 		// If the reply was lost, or the connection was replaced between the two requests, list again.
 		if c.Roll = c.roll; c.roll == nil || err != nil || !c.roll.Has(BaseName(c.Path)) {
-			c.Roll, err = inc.Roll(ctx, c.Dir.Path)
+			c.Roll, err = GetRoll(ctx, inc, c.Dir.Path)
 		}
 		return err
 	}
-	if c.behind == nil || (&batch{requests: c.behind}).wait(ctx, inc) != nil {
-		if err := inc.retryAll(ctx, c.addReads); err != nil {
+	if c.behind == nil || c.behind.Wait(ctx, inc) != nil {
+		if err := inc.RetryAll(ctx, c.addReads); err != nil {
 			return err
 		}
 	}
 	if c.Read {
-		c.Node, c.ReadErr = c.read.val, c.read.err
+		c.Node, c.ReadErr = c.read.Val, c.read.Err
 	}
 	for _, l := range c.lists {
-		if l.err != nil && !IsNoNode(l.err) {
-			return l.err
+		if l.Err != nil && !session.IsNoNode(l.Err) {
+			return l.Err
 		}
-		c.Lists = append(c.Lists, l.val.names)
+		c.Lists = append(c.Lists, l.Val.Names)
 	}
 	return nil
 }
 
-// The method `undo` deletes, in the background, the znodes that c may have created. It begins when
+// The function `undo` deletes, in the background, the znodes that c may have created. It begins when
 // the last request of c is over. If that request has no reply, a search looks for the znode of GUID. At
 // the end, `undo` calls the function `then`.
-func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
-	made, d := c.made, inc.deletion(&Deletion{Paths: c.Paths, Then: then})
+func undo(inc *session.Incarnation, c *Creation, then func()) *Deletion {
+	made, d := c.made, prepare(inc, &Deletion{Paths: c.Paths, Then: then})
 	switch {
 	case c.GUID != "" && c.Path != "":
 		d.Paths = []string{c.Path}
 	case c.GUID != "":
 		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
-		d.By = func() error { return inc.RemoveOwn(d.Paths[0], "") }
+		d.By = func() error { return RemoveOwn(inc, d.Paths[0], "") }
 	}
-	made.then(func(err error) {
+	made.Then(func(err error) {
 		switch {
 		case d.guid != "" && err == nil:
-			d.found(made.val)
-		case d.guid != "" && OutcomeOf(err) != Unknown:
+			d.found(made.Val)
+		case d.guid != "" && session.OutcomeOf(err) != session.Unknown:
 			d.over(nil) // nothing was created, and nothing will be
 		default:
 			d.again(0)
@@ -368,10 +369,10 @@ func (inc *Incarnation) undo(c *Creation, then func()) *Deletion {
 
 // Find looks for the child of dir whose name begins with guid, and returns its path or "". The result
 // is certain, and concurrent calls share their requests: see `search`.
-func (inc *Incarnation) Find(ctx context.Context, dir, guid string) (string, error) {
-	d := inc.deletion(&Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid, keep: true, MayStay: true})
+func Find(ctx context.Context, inc *session.Incarnation, dir, guid string) (string, error) {
+	d := prepare(inc, &Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid, keep: true, MayStay: true})
 	d.attempt()
-	if err := d.Outcome(ctx); err != nil && !IsNoNode(err) {
+	if err := d.Outcome(ctx); err != nil && !session.IsNoNode(err) {
 		return "", err
 	}
 	if d.guid != "" {
@@ -403,25 +404,25 @@ func findIn(names []string, dir, guid string) string {
 // attempt was applied; afterwards, none can be applied. The znode at path shows whether our attempt has
 // deleted `own`, or another client. If our znode is not at path, the error is ErrVanished. Even then,
 // our attempt may have created the znode, and the znode may have been deleted since.
-func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made, open bool, err error) {
-	if inc.Manager.SizeOf(path, data)+inc.Manager.SizeOf(own, nil)+256 > MaxPacket {
-		return false, false, ErrTooLarge
+func MakeAndLeave(inc *session.Incarnation, path string, data []byte, own string) (made, open bool, err error) {
+	if SizeOf(inc.Manager, path, data)+SizeOf(inc.Manager, own, nil)+256 > MaxPacket {
+		return false, false, session.ErrTooLarge
 	}
 	ctx := context.Background() // ends with the session
 	ops := []any{
 		&zk.CreateRequest{Path: path, Data: data, Acl: inc.Manager.Config.ACL},
 		&zk.DeleteRequest{Path: own, Version: -1},
 	}
-	var read *pending[Node]
-	err = inc.repeat(ctx, func() error {
-		b := new(batch)
-		txn := add(b, inc.countedMulti(ops))
-		read = add(b, getCall(path))
-		if err := inc.startBatch(ctx, b); err != nil {
+	var read *session.Pending[session.Node]
+	err = inc.Repeat(ctx, func() error {
+		var b session.Requests
+		txn := session.Add(&b, countedMulti(inc, ops))
+		read = session.Add(&b, session.GetCall(path))
+		if err := b.Start(ctx, inc); err != nil {
 			return err
 		}
 		_, err := txn.Wait(ctx, inc)
-		open = open || OutcomeOf(err) == Unknown
+		open = open || session.OutcomeOf(err) == session.Unknown
 		return err
 	})
 	switch {
@@ -429,7 +430,7 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 		// The read over the same connection has seen our znode, or a later znode at path.
 		n, e := read.Wait(ctx, inc)
 		return e == nil && bytes.Equal(n.Data, data), false, nil
-	case OutcomeOf(err) != Answered: // err is ErrEnded, because ctx does not end
+	case session.OutcomeOf(err) != session.Answered: // err is ErrEnded, because ctx does not end
 		return false, open, inc.Loss()
 	case open:
 		// The leader orders refusals like writes, so these reads are newer than all attempts.
@@ -444,14 +445,14 @@ func (inc *Incarnation) MakeAndLeave(path string, data []byte, own string) (made
 		switch {
 		case e == nil && bytes.Equal(stored, data):
 			return true, false, nil
-		case errors.Is(e, ErrEnded):
+		case errors.Is(e, session.ErrEnded):
 			return false, true, inc.Loss()
-		case e != nil && !IsNoNode(e):
+		case e != nil && !session.IsNoNode(e):
 			return false, false, e
 		}
-		return false, false, ErrVanished
-	case IsNoNode(err):
-		return false, false, ErrVanished // `own` was deleted, with its parent or alone
+		return false, false, session.ErrVanished
+	case session.IsNoNode(err):
+		return false, false, session.ErrVanished // `own` was deleted, with its parent or alone
 	}
 	return false, false, err
 }

@@ -1,0 +1,23 @@
+package session
+
+// This file shows when a caller must read a znode of its session again.
+
+import "time"
+
+// A Lapse is the time since a moment: see Incarnation.Lapse.
+type Lapse struct {
+	inc *Incarnation
+	on  int64 // number of the connection at that moment
+	at  time.Time
+}
+
+// Lapse begins a Lapse.
+func (inc *Incarnation) Lapse() Lapse { return Lapse{inc, inc.Watches.Connection(), time.Now()} }
+
+// Outage reports whether there may have been an outage in l: the connection has changed, or
+// ReleaseTime has passed. In an outage, another client may delete a znode of this session, and a third
+// contender may get what the znode stands for. So before the caller relies on the znode, it reads the
+// znode again.
+func (l Lapse) Outage() bool {
+	return l.inc.Watches.Connection() != l.on || time.Since(l.at) >= ReleaseTime
+}

@@ -1,0 +1,89 @@
+package znodes
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/zsync/zsync/zktest"
+
+	"github.com/zsync/zsync/internal/session"
+)
+
+// A look finds what is ours. Right behind it the connection is replaced, and meanwhile
+// another makes its own there: what is sent then has looked over the new connection.
+func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
+	for name, c := range map[string]func(version int32) session.Call[struct{}]{
+		"deletion": func(version int32) session.Call[struct{}] { return session.DeleteCall("/a", version) },
+		"write": func(version int32) session.Call[struct{}] {
+			set := session.SetCall("/a", []byte("mine"), version)
+			return session.Call[struct{}]{Op: set.Op, Path: set.Path, Body: set.Body}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				s := open(t, srv)
+				inc, other := live(t, s), live(t, open(t, srv))
+				err := CreateEphemeral(t.Context(), inc, ours("/a", nil))
+				must(t, err)
+				of(inc).own.Delete("/a") // so that the first attempt looks
+				looks := 0
+				_, _, err = whileOurs(t.Context(), inc, "/a", func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error) {
+					stat, err := lookAtOwn(ctx, inc, path)
+					if looks++; looks == 1 {
+						srv.Disconnect(s.ID())
+						must(t, RemoveNow(t.Context(), other, "/a"))
+						err := CreateEphemeral(t.Context(), other, ours("/a", []byte("another's")))
+						must(t, err)
+						synctest.Wait()
+						must(t, inc.Connection(t.Context()))
+					}
+					return stat, err
+				}, c)
+				wantErr(t, err, zk.ErrNoNode)
+				if data, _, err := other.Get(t.Context(), "/a"); string(data) != "another's" || err != nil || looks != 2 {
+					t.Errorf("there is %q, %v, behind %d looks; want another's, and 2", data, err, looks)
+				}
+			})
+		})
+	}
+}
+
+func TestOnesOwnIsDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		must(t, CreateEphemeral(t.Context(), inc, ours("/a", nil)))
+		var attempts atomic.Int32
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete && r.Path == "/a" && attempts.Add(1) <= 2 {
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		d := Delete(inc, &Deletion{Paths: []string{"/a"}, By: func() error { return RemoveOwn(inc, "/a", "") }})
+		<-d.Done
+		if stat, err := inc.Exists(t.Context(), "/a"); err != nil || d.Err != nil || stat != nil {
+			t.Errorf("%v; there is %+v, %v", d.Err, stat, err)
+		}
+	})
+}
+
+func TestCase08AWaitForTheEndOfOnesOwnThatIsCancelledLeavesItsWatch(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		must(t, CreateEphemeral(t.Context(), inc, ours("/ours", nil)))
+		wantErr(t, AwaitOwnGone(within(t, time.Second), inc, "/ours"), context.DeadlineExceeded)
+		if len(inc.Watches.All()) == 0 {
+			t.Error("it has set no watch: the test shows nothing")
+		}
+		for _, w := range inc.Watches.All() {
+			if waiters := inc.Watches.State(w).Waiters; waiters > 0 {
+				t.Errorf("the watch %v has %d waiters", w.Key, waiters)
+			}
+		}
+	})
+}
