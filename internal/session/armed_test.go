@@ -117,7 +117,7 @@ func readOf(ctx context.Context, inc *Incarnation, key conn.WatchKey) (string, e
 // act does something with the present session.
 func (x *watchWorld) act() {
 	inc := x.ours.m.Present()
-	if inc == nil || !IsClosed(inc.first) {
+	if inc == nil || inc.ID.Load() == 0 {
 		return
 	}
 	key := x.key()
@@ -151,7 +151,7 @@ func (x *watchWorld) act() {
 			x.waiting = slices.Delete(x.waiting, i, i+1)
 		}
 	case 4: // what is idle is removed
-		if c := inc.NewestConn(); IsClosed(inc.connection()) { // c is not in its handshake
+		if c := inc.NewestConn(); inc.serving() != nil { // c is not in its handshake
 			go c.RemoveWatch(key)
 		}
 	case 5:
@@ -207,7 +207,7 @@ func (x *watchWorld) harms() {
 // if there is one now; and whether that can be said, as there is a connection.
 func (x *watchWorld) unarmed() (w *conn.Watch, known bool) {
 	inc := x.ours.m.Present()
-	if inc == nil || !IsClosed(inc.first) || IsClosed(inc.Disconnection()) {
+	if inc == nil || inc.ID.Load() == 0 || IsClosed(inc.Disconnection()) {
 		return nil, false
 	}
 	there := make(map[[2]any]bool)

@@ -3,6 +3,7 @@ package session
 // This file has the settings of a session. The public package sets their defaults.
 
 import (
+	"cmp"
 	"crypto/tls"
 	"io"
 	"log/slog"
@@ -61,12 +62,8 @@ func (b RetryPolicy) Delay(try int) time.Duration {
 	if try <= 0 {
 		return 0
 	}
-	f := b.Factor
-	if f == 0 {
-		f = 2
-	}
 	d := b.Max
-	if g := float64(b.Min) * math.Pow(f, float64(try-1)); g < float64(b.Max) {
+	if g := float64(b.Min) * math.Pow(cmp.Or(b.Factor, 2), float64(try-1)); g < float64(b.Max) {
 		d = time.Duration(g)
 	}
 	// d/2, because d as a float64 may exceed the largest Duration

@@ -1,11 +1,8 @@
 package session
 
-// This file has the events and states of a session, as its observer sees them. Other files report
-// them: see Manager.Observe and Manager.enter.
+// This file has the events and states of a session. Manager.enter begins each state.
 
-import (
-	"time"
-)
+import "time"
 
 // A Report is one event, for the observer of a session.
 type Report struct {
@@ -64,6 +61,7 @@ const (
 // readers follow the phases, each at its own pace.
 type phase struct {
 	state ConnState
+	event Report        // that began the phase; its Kind is 0 if there is none
 	over  chan struct{} // closed when `next` is set
 	next  *phase
 }

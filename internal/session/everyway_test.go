@@ -131,11 +131,11 @@ func (j journey) everyWay(t *testing.T, r *explore.Run) {
 		cfg.Dialer = func(_, addr string, _ time.Duration) (net.Conn, error) {
 			return &lateSocket{s: s, server: slices.Index(travelHosts, addr)}, nil
 		}
-		m := &Manager{Config: cfg, Hosts: travelHosts, Log: cfg.Log, Over: make(chan struct{}), phase: &phase{over: make(chan struct{})}}
-		m.Pace = pacer{hosts: travelHosts}
+		m := &Manager{Config: cfg, Hosts: travelHosts, Log: cfg.Log, Over: make(chan struct{}), tried: map[string]error{}, phase: &phase{over: make(chan struct{})}}
+		m.told, m.Pace = m.phase, pacer{hosts: travelHosts}
 		s.inc = newIncarnation(m)
 		s.inc.ID.Store(7)
-		close(s.inc.first)
+		s.inc.begun = true
 		s.inc.conns.CaughtUp = s.caughtUp
 		if j.holds {
 			s.inc.stakes = 1

@@ -91,9 +91,6 @@ func (f *Function) Over() bool {
 func (m *Manager) waive() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.running) == 0 {
-		return
-	}
 	me := goroutine()
 	for f, its := range m.running {
 		if its == me {

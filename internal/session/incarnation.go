@@ -46,8 +46,8 @@ type Incarnation struct {
 
 	ID      atomic.Int64  // the session id; 0 before the first handshake
 	Timeout atomic.Int64  // the negotiated session timeout, in nanoseconds
-	first   chan struct{} // closed when the first handshake has succeeded
 	gone    chan struct{} // closed when `serve` has returned
+	begun   bool          // the first handshake has succeeded; used by `serve`
 	over    bool          // the servers have confirmed the end of the session, for which the client has asked
 
 	abandoned atomic.Pointer[time.Time] // when the session was abandoned; nil before that; never changes once set
@@ -70,7 +70,7 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last chan struct{} // has a token while a handshake ends the session; `shut` waits before it closes the connection
+	last sync.Mutex // held while a handshake ends the session; `shut` waits before it closes the connection
 
 	conns    conn.Shared               // the data that the session's connections share
 	conn     atomic.Pointer[conn.Conn] // the newest connection, or nil
@@ -78,16 +78,14 @@ type Incarnation struct {
 	trail    trail
 }
 
-// newIncarnation returns a session that is not established until `first` is closed.
+// newIncarnation returns a session that is not established yet.
 func newIncarnation(m *Manager) *Incarnation {
 	inc := &Incarnation{
 		Manager: m,
-		first:   make(chan struct{}),
 		gone:    make(chan struct{}),
 		up:      make(chan struct{}),
 		down:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
-		last:    make(chan struct{}, 1),
 	}
 	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
@@ -108,8 +106,7 @@ func newIncarnation(m *Manager) *Incarnation {
 // from the session's connections.
 //
 // A request without a reply fails when its connection has ended, and a write when the next server has
-// caught up. Its sender then finds the outcome over a later connection: see Repeat. The
-// servers could execute such a write after the sender has looked for its effect. So `pick` leaves out
+// caught up. Its sender then finds the outcome over a later connection: see Repeat. So `serve` leaves out
 // the servers at which such a write may still be under way (see `trail`), and each later connection
 // begins with a sync. The client sets the watches again before that sync. So a missed event arrives
 // before every reply that shows the change.
@@ -119,9 +116,17 @@ func (inc *Incarnation) serve() {
 	m := inc.Manager
 	defer func() { conn.Fail(inc.trail.late) }() // the session has ended, so no later server catches up
 	for inc.Ctx.Err() == nil {
-		addr := inc.pick() // the next server, paced
-		if inc.Ctx.Err() != nil {
-			return
+		addr, delay := m.Pace.pick(inc.longestDelay(), inc.mayUse)
+		// Without a delay, there is no timer: Go's race detector has crashed when two threads
+		// looked at two due timers of one synctest bubble.
+		if delay > 0 {
+			select {
+			case <-time.After(delay):
+			case <-inc.Ctx.Done():
+			}
+		}
+		if addr == "" || inc.Ctx.Err() != nil {
+			continue // no server may continue the session now, or it has ended
 		}
 		c, err := inc.connect(addr) // the handshake; then the watches and a sync are sent
 		reached := err == nil
@@ -134,7 +139,9 @@ func (inc *Incarnation) serve() {
 			inc.conclude(c, err)
 			err = c.Reason(err)
 			c.Close()
-			inc.disconnected(err)
+			if reached {
+				inc.disconnected(err)
+			}
 			inc.trail.leave(addr, c.Over())
 		}
 		if !reached && inc.Ctx.Err() == nil { // otherwise, the error says nothing about the server
@@ -154,7 +161,7 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 	case errors.As(err, new(*sasl.RefusedError)), IsAnswer(err, wire.Code(wire.CodeWantsAuth)):
 		// If every server has refused this client or was out of reach, another attempt would fail in the
 		// same way, and each caller must get the reason.
-		if m.unfit(c.Addr, fmt.Errorf("%s: %w", c.Addr, err)); m.noneFits() {
+		if m.unfit(c.Addr, err); m.noneFits() {
 			inc.fail(err)
 		}
 	case errors.Is(err, zk.ErrAuthFailed):
@@ -162,18 +169,22 @@ func (inc *Incarnation) conclude(c *conn.Conn, err error) {
 		// reason, such as a ticket that is not available now, the client tries again at the usual pace.
 		inc.fail(err)
 	case inc.Ctx.Err() == nil && !IsClosed(inc.Disconnection()) && c.Age() < conn.Lasting:
-		m.unfit(c.Addr, fmt.Errorf("%s: %w: %w", c.Addr, errShort, err))
+		m.unfit(c.Addr, fmt.Errorf("%w: %w", errShort, err))
 	}
 }
 
 // The method `connect` opens the session over a new connection, or continues it. The connection is
-// nil if the server was not reached.
+// nil if the server was not reached within a limit, which is also the limit of the handshake.
 func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
-	limit := inc.dialLimit()
+	timeout := time.Duration(inc.Timeout.Load())
+	limit := timeout / 3 // no hold can be lost yet
 	if inc.ID.Load() != 0 {
-		limit = min(limit, leastGrant(&inc.Manager.granted, addr, time.Duration(inc.Timeout.Load()))/3) // time for another server before the session must be abandoned
+		// Servers that have not been tried share the remaining time equally. One share is for another
+		// attempt. And there must be time for another server before the session must be abandoned.
+		share := inc.left() / time.Duration(inc.Manager.Pace.untried()+1)
+		limit = max(min(timeout/5, share, leastGrant(&inc.Manager.granted, addr, timeout)/3), 10*time.Millisecond)
 	}
-	c, err := conn.Dial(inc.Ctx, &inc.conns, addr, limit)
+	c, err := conn.Dial(inc.Ctx, &inc.conns, addr, min(limit, 5*time.Second))
 	if err != nil {
 		return nil, err
 	}
@@ -193,10 +204,9 @@ const maxGranted = 2 * time.Minute
 // The method `handshake` opens or continues the session over c. Only the first handshake of an
 // incarnation may open a session.
 func (inc *Incarnation) handshake(c *conn.Conn) error {
-	ask, now := conn.Hello{ID: inc.ID.Load(), Timeout: inc.Manager.Config.Timeout}, time.Now()
+	ask, now := conn.Hello{ID: inc.ID.Load(), Password: inc.password, Timeout: inc.Manager.Config.Timeout}, time.Now()
 	if ask.ID != 0 {
 		ask.Timeout = time.Duration(inc.Timeout.Load())
-		ask.Password = inc.password
 		inc.LeaseMu.Lock()
 		inc.Lease.Trying(now, leastGrant(&inc.Manager.granted, c.Addr, ask.Timeout))
 		inc.LeaseMu.Unlock()
@@ -238,10 +248,10 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		inc.noteAbandoned()
 		return ended
 	case ended != nil: // the whole Session is closed
-		inc.last <- struct{}{}
+		inc.last.Lock()
 		inc.end(ErrClosed)
 		c.EndSession()
-		<-inc.last
+		inc.last.Unlock()
 		return ended
 	}
 	noteGrant(&inc.Manager.granted, c.Addr, ask.Timeout, got.Timeout)
@@ -300,8 +310,7 @@ func (inc *Incarnation) contact(s lease.Stamp, p lease.Proof, now time.Time) {
 }
 
 // The method `caughtUp` is called when a server that continues the session has answered the first
-// sync. Writes over earlier connections that have no reply fail then, or after writeAfter if that is
-// too early. Then the session also ceases to avoid the servers that it has left.
+// sync: see trail.caughtUp. After writeAfter, the session ceases to avoid the servers that it has left.
 func (inc *Incarnation) caughtUp(addr string) {
 	late, since, wait := inc.trail.caughtUp(addr)
 	if !wait {
@@ -326,12 +335,7 @@ func (inc *Incarnation) writeAfter(since time.Time) {
 	timeout := time.Duration(inc.Timeout.Load())
 	limit := avoidance(timeout)
 	for wait := limit - time.Since(since) + time.Millisecond; time.Since(since) < 2*limit; wait = timeout / 100 {
-		select {
-		case <-time.After(wait):
-		case <-inc.Ctx.Done():
-			return
-		}
-		if inc.Connection(inc.Ctx) != nil {
+		if Sleep(inc.Ctx, wait) != nil || inc.Connection(inc.Ctx) != nil {
 			return
 		}
 		p := NewPending(inc.Flush())
@@ -371,18 +375,17 @@ func (inc *Incarnation) Alive() bool {
 		if m := inc.looked.Load(); m != nil && m.Since(time.Now()) > time.Duration(inc.Timeout.Load()/5) {
 			why = LossPaused // the watchdog could not run: the process was stopped, or the machine slept
 		}
-		inc.loseSince(why, time.Now().Add(left))
+		inc.seal(inc.loss(why, time.Now().Add(left), nil))
 		return false
 	}
 	return true
 }
 
 // Lose ends the incarnation because its session has ended or may have ended.
-func (inc *Incarnation) Lose(why LossCause) { inc.loseSince(why, time.Now()) }
+func (inc *Incarnation) Lose(why LossCause) { inc.seal(inc.loss(why, time.Now(), nil)) }
 
-func (inc *Incarnation) loseSince(why LossCause, since time.Time) {
-	lost := inc.Manager.Config.Lost(why, inc.ID.Load(), since, nil)
-	inc.seal(lost)
+func (inc *Incarnation) loss(why LossCause, since time.Time, cause error) error {
+	return inc.Manager.Config.Lost(why, inc.ID.Load(), since, cause)
 }
 
 // Abandon ends the incarnation, all its holds, and its session on the servers. Unlike Lose, Abandon
@@ -428,23 +431,22 @@ func (inc *Incarnation) seal(cause error) {
 // session is alive and connected, `shut` also closes it on the server, which deletes the session's
 // ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
-	inc.end(ErrClosed)     // the first cause stays
-	inc.last <- struct{}{} // a handshake that ends the session has ended it
-	<-inc.last
-	down := inc.Disconnection()
+	inc.end(ErrClosed) // the first cause stays
+	inc.last.Lock()    // a handshake that ends the session has ended it
+	inc.last.Unlock()
 	if left := inc.abandoned.Load(); left != nil {
-		// Several cases may be ready at once; whichever is picked, `down` is checked again. Without a
+		// Several cases may be ready at once; whichever is picked, the connection is checked again. Without a
 		// connection, endOrphan waits for the same time. If the session expires first, holders have had
 		// LossTime, too: when the session was abandoned, the servers had to keep it for longer. A caller
 		// of Close gives up its holds itself, so Close waits for no holder.
 		select {
 		case <-time.After(time.Until(left.Add(inc.LossTime()))):
-		case <-down:
+		case <-inc.Disconnection():
 		case <-inc.Manager.Over:
 		}
 	}
-	if !IsClosed(down) {
-		inc.NewestConn().Bye()
+	if c := inc.serving(); c != nil {
+		c.Bye()
 		AwaitFor(inc.gone, time.Second)
 	}
 	inc.seal(ErrClosed)
@@ -453,7 +455,7 @@ func (inc *Incarnation) shut() {
 	// that was asked is silent. In both cases, endOrphan asks another server. If the silent
 	// server forwards the request later, that ends the same session.
 	if left := inc.abandoned.Load(); left != nil && !inc.over {
-		inc.Manager.Spawn(func() { inc.endOrphan(*left) })
+		inc.endOrphan(*left)
 	}
 }
 
@@ -468,25 +470,26 @@ func (inc *Incarnation) end(cause error) {
 
 func (inc *Incarnation) connected() {
 	m := inc.Manager
-	again := IsClosed(inc.first)
 	kind, text := EventConnected, "zsync: session established"
-	if again {
+	if inc.begun {
 		kind, text = EventReconnected, "zsync: reconnected"
 		m.Reconnects.Add(1)
+	} else {
+		inc.begun = true
+		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Zxid.Load()})
+		m.Spawn(inc.watchdog)
 	}
 	// Change the state before the channels are closed: a goroutine that waits for a channel may then
 	// read the state.
 	entered := m.enter(inc, StateConnected, Report{Kind: kind})
-	inc.startAnew() // first: the watchdog must not see the limit of the server before as that of this one
+	inc.LeaseMu.Lock()
+	inc.leaveBy = time.Time{} // now: the watchdog must not see the limit of the server before as that of this one
+	inc.LeaseMu.Unlock()
 	inc.mu.Lock()
 	inc.down = make(chan struct{})
 	close(inc.up)
 	inc.mu.Unlock()
 	inc.wake()
-	if !again {
-		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Zxid.Load()})
-		close(inc.first)
-	}
 	if entered {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
 		m.tell()
@@ -494,9 +497,6 @@ func (inc *Incarnation) connected() {
 }
 
 func (inc *Incarnation) disconnected(err error) {
-	if IsClosed(inc.Disconnection()) {
-		return // only a handshake has failed
-	}
 	if inc.Manager.Config.LossOnSuspend && inc.Ctx.Err() == nil {
 		inc.noteAbandoned() // this comes before Lose, because `shut` reads the time after Lose
 		inc.Lose(LossSuspended)
@@ -519,29 +519,43 @@ func (inc *Incarnation) Disconnection() <-chan struct{} {
 	return inc.down
 }
 
-// The method `connection` returns a channel that is closed while a connection serves the session.
-func (inc *Incarnation) connection() <-chan struct{} {
+// The method `serving` returns the connection that serves the session, or nil.
+func (inc *Incarnation) serving() *conn.Conn {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()
-	return inc.up
+	if !IsClosed(inc.up) {
+		return nil
+	}
+	return inc.NewestConn() // none that is newer is stored while inc.up is closed
 }
 
 // Connection waits until a connection serves the session.
 func (inc *Incarnation) Connection(ctx context.Context) error {
-	up := inc.connection()
+	inc.mu.Lock()
+	up := inc.up
+	inc.mu.Unlock()
 	if IsClosed(up) {
 		return nil // with a connection, this is cheaper than the select below
 	}
-	// Several cases may be ready at once; every choice is right: the next request also finds that
-	// ctx or the incarnation has ended.
+	err := AwaitIn(ctx, inc, up)
+	if err != nil && err != ErrEnded {
+		err = inc.Manager.unserved(err)
+	}
+	return err
+}
+
+// AwaitIn waits for `done`. It returns an error if ctx or the session ends first.
+func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
+	// If `done` and ctx are both ready, either result is right: the caller has not learned of
+	// `done` yet, and cleans up after an error.
 	select {
-	case <-up:
+	case <-done:
+		return nil
 	case <-ctx.Done():
-		return inc.Manager.unserved(CtxErr(ctx))
+		return CtxErr(ctx)
 	case <-inc.Ctx.Done():
 		return ErrEnded
 	}
-	return nil
 }
 
 // NewestConn returns the newest connection of the session, which may have ended. It is nil before the
@@ -574,7 +588,7 @@ func (inc *Incarnation) EndError(cause error) error {
 	if errors.Is(cause, ErrLost) {
 		return cause
 	}
-	lost := inc.Manager.Config.Lost(LossClosed, inc.ID.Load(), time.Now(), nil)
+	lost := inc.loss(LossClosed, time.Now(), nil)
 	if cause == nil || errors.Is(cause, ErrClosed) {
 		return lost
 	}
@@ -585,12 +599,8 @@ func (inc *Incarnation) EndError(cause error) error {
 func (inc *Incarnation) Loss() error { return inc.EndError(context.Cause(inc.Ctx)) }
 
 // Deleted returns the loss of a hold in this session after the hold's znode was deleted.
-func (inc *Incarnation) Deleted() error {
-	return inc.Manager.Config.Lost(LossDeleted, inc.ID.Load(), time.Now(), nil)
-}
+func (inc *Incarnation) Deleted() error { return inc.loss(LossDeleted, time.Now(), nil) }
 
 // GivenUp returns the loss of a hold, or of all holds of this session, that this process ends
 // itself. The argument `why` may be nil.
-func (inc *Incarnation) GivenUp(why error) error {
-	return inc.Manager.Config.Lost(LossGivenUp, inc.ID.Load(), time.Now(), why)
-}
+func (inc *Incarnation) GivenUp(why error) error { return inc.loss(LossGivenUp, time.Now(), why) }

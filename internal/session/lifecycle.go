@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +29,7 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		chroot:   chroot,
 		Log:      cfg.Log,
 		phase:    &phase{over: make(chan struct{})},
+		tried:    make(map[string]error),
 		running:  make(map[any]uint64),
 		ended:    make(chan struct{}),
 		farewell: make(chan struct{}),
@@ -42,8 +44,9 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}
-	changes := States[ConnState](m.over, m)
-	m.Spawn(func() { logOutages(changes, m.sayOutage, m.sayConnected) })
+	m.told = m.phase
+	m.cur = newIncarnation(m)
+	m.Spawn(m.logOutages(m.phase))
 	go m.run()
 	return m
 }
@@ -84,7 +87,7 @@ func (m *Manager) Connect(ctx context.Context) error {
 //  1. Nothing new begins: no hold, no function, no call.
 //  2. The contexts of functions end, and holds without a function are released.
 //  3. Functions return and release their holds, or CloseTimeout passes.
-//  4. The farewell: users of m finish work that only this process can do.
+//  4. The farewell: users of m finish their work, or farewellTime passes.
 //  5. Every remaining hold is lost, and its holder can know (Incarnation.end).
 //  6. The servers are asked to end the session.
 func (m *Manager) Close() {
@@ -95,41 +98,58 @@ func (m *Manager) Close() {
 		<-m.ended // another call closes m
 		return
 	}
-	m.mu.Lock()
-	wait := m.functionsLocked() > 0
-	m.mu.Unlock()
-	if wait {
+	none := m.none(m.functionsLocked)
+	inc, limit := m.newest(), m.Config.CloseTimeout
+	if !IsClosed(none) {
 		// Other sessions need not wait for the functions. From now on, Incarnation.Stake refuses new holds.
 		// A hold that is granted in spite of this releases itself.
-		for _, h := range m.newest().Ended.Owners() {
+		for _, h := range inc.Ended.Owners() {
 			if h, ok := h.(interface{ ReleaseBare() }); ok {
 				h.ReleaseBare()
 			}
 		}
 	}
-	m.awaitFunctions()
-	m.sayFarewell()
+	if limit < 0 {
+		limit = time.Duration(inc.Timeout.Load())
+	}
+	// Until the functions have returned, the session and their holds stay confirmed. If the last function
+	// returns at the limit, either case is right: its hold is released by then, or ends with the session.
+	select {
+	case <-none:
+	case <-m.Over:
+	case <-time.After(limit):
+		m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
+	}
+	close(m.farewell)
+	m.newest().AwaitConnected(m.none(func() int { return m.staff }), farewellTime)
 	m.fail(ErrClosed)
 	<-m.ended
 }
 
-// awaitFunctions waits until the functions have returned, for at most CloseTimeout. Until then, the
-// session and the holds of the functions stay confirmed.
-func (m *Manager) awaitFunctions() {
-	limit := m.Config.CloseTimeout
-	if limit < 0 {
-		limit = time.Duration(m.newest().Timeout.Load())
-	}
-	if m.awaitNone(m.functionsLocked, limit, nil, nil) {
-		m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
-	}
+// farewellTime is the longest time that Close waits for its users' last work.
+const farewellTime = time.Second
+
+// BeforeClose returns a channel that is closed when Close begins the farewell. The caller has work that
+// only this process can do, such as deleting persistent znodes. Close waits, but not long, until each
+// caller of BeforeClose has called its function `done`.
+func (m *Manager) BeforeClose() (begun <-chan struct{}, done func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.staff++
+	return m.farewell, sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.staff--
+		m.fewerLocked()
+	})
 }
 
-// awaitNone waits for Close until `count` returns 0, but no longer than `limit`: then `late` is true.
-// It also returns when `down` or `ended` is closed, or Over.
-func (m *Manager) awaitNone(count func() int, limit time.Duration, down, ended <-chan struct{}) (late bool) {
+// The method `none` returns a channel that is closed when `count` returns 0. A later call of `none`
+// replaces this one.
+func (m *Manager) none(count func() int) <-chan struct{} {
 	none := make(chan struct{})
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.fewerLocked = func() {
 		if count() == 0 {
 			close(none)
@@ -137,18 +157,7 @@ func (m *Manager) awaitNone(count func() int, limit time.Duration, down, ended <
 		}
 	}
 	m.fewerLocked()
-	m.mu.Unlock()
-	// If the last function returns at the limit, either case is right: its hold is released
-	// by then, or ends with the session.
-	select {
-	case <-none:
-	case <-down:
-	case <-ended:
-	case <-m.Over:
-	case <-time.After(limit):
-		return true
-	}
-	return false
+	return none
 }
 
 // Granted returns the timeout of the present session, or 0 while there is none.
@@ -183,6 +192,41 @@ func (m *Manager) State() ConnState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.phase.state
+}
+
+// States returns a channel that receives every change of state from now on. The channel is closed when
+// ctx ends, or after StateClosed. A slow reader never blocks the session: a goroutine sends the
+// states, and Close does not wait for that goroutine.
+func States[S ~int](ctx context.Context, m *Manager) <-chan S {
+	out := make(chan S, 64)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	go func(p *phase) {
+		defer close(out)
+		for p.state != StateClosed {
+			select {
+			case <-p.over:
+			case <-ctx.Done():
+				return
+			}
+			p = p.next
+			select {
+			case out <- S(p.state):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}(m.phase)
+	return out
+}
+
+// Waited reports to the observer how a wait for a hold ended.
+func (m *Manager) Waited(op, path string, start time.Time, err error) {
+	e := Report{Kind: EventAcquired, Op: op, Path: path, Wait: time.Since(start)}
+	if err != nil {
+		e.Kind, e.Err = EventGaveUp, err
+	}
+	m.Observe(e)
 }
 
 // Sleep waits for d, or until ctx or the Session ends.

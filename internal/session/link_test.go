@@ -320,7 +320,7 @@ func TestACallEndsWithItsContextWhileTheServerOwesAnAnswerToWhatWentWithTheHands
 		again = true
 		srv.Disconnect(inc.ID.Load())
 		time.Sleep(100 * time.Millisecond)
-		if !IsClosed(inc.connection()) {
+		if inc.serving() == nil {
 			t.Fatal("not connected again")
 		}
 		const limit = 50 * time.Millisecond

@@ -41,14 +41,14 @@ type Manager struct {
 	mu          sync.Mutex
 	cur         *Incarnation     // the newest incarnation; guarded by mu
 	phase       *phase           // the present; guarded by mu
-	untold      []Report         // events that the observer has not received yet; guarded by mu
-	telling     bool             // a goroutine is passing events; guarded by mu
+	told        *phase           // the last whose event was passed to the observer, or is being passed; guarded by mu
+	telling     bool             // a goroutine is passing an event; guarded by mu
 	lately      error            // why the last server failed; nil once a server executes a request; guarded by mu
 	tried       map[string]error // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	staff       int              // number of users that will tidy up before the end: see BeforeClose; guarded by mu
 	farewell    chan struct{}    // closed when Close begins the farewell
 	running     map[any]uint64   // by Function: the number of its goroutine, or 0 if that has called Close; guarded by mu
-	fewerLocked func()           // called when `running` or `staff` changes: see awaitNone; guarded by mu
+	fewerLocked func()           // called when `running` or `staff` changes: see `none`; guarded by mu
 	leaving     Ending           // ended by Close when nothing new may begin; its hooks end the contexts of functions
 	Attached    sync.Map         // data that other packages keep across sessions: see shared.Attached
 
@@ -69,15 +69,11 @@ type Manager struct {
 func (m *Manager) run() {
 	defer close(m.ended)
 	for {
-		inc := newIncarnation(m)
-		m.mu.Lock()
-		m.cur = inc
-		m.mu.Unlock()
+		inc := m.newest()
 		m.Spawn(func() {
 			defer close(inc.gone)
 			inc.serve()
 		})
-		m.Spawn(inc.watchdog)
 		select {
 		case <-inc.Ctx.Done():
 		case <-m.Over:
@@ -100,6 +96,9 @@ func (m *Manager) run() {
 		}
 		m.Log.Warn("zsync: session lost", "session", Text(inc.ID.Load()), "reason", cause)
 		m.tell()
+		m.mu.Lock()
+		m.cur = newIncarnation(m)
+		m.mu.Unlock()
 	}
 	m.enter(nil, StateClosed, Report{})
 	m.spawnMu.Lock()
@@ -164,8 +163,7 @@ func (m *Manager) WhileOpen(ctx context.Context, f func(ctx context.Context) err
 	until, end, rest := EndingContext(ctx)
 	defer rest()
 	defer end(nil)
-	stop := m.leaving.AfterFunc(end)
-	defer stop()
+	defer m.leaving.AfterFunc(end)()
 	err := f(&openContext{until, ctx})
 	// Close also ends the contexts of functions, with the same cause. So if ctx is such a context, the
 	// order in which Close ends `until` and ctx does not matter.
@@ -260,43 +258,37 @@ func (m *Manager) Bare(p string) string {
 	return strings.TrimPrefix(p, m.chroot)
 }
 
-// The method `enter` records a change of state, and an event that `tell` will pass to the observer.
-// If inc has ended, `enter` changes nothing, and returns false: from then on, only the manager
-// itself (inc is nil) changes the state.
+// The method `enter` begins a phase, whose event `tell` will pass to the observer. If inc has ended,
+// `enter` changes nothing, and returns false: from then on, only the manager itself (inc is nil)
+// changes the state.
 func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.phase.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
+	last := m.phase
+	if last.state == StateClosed || inc != nil && (inc != m.cur || inc.Ctx.Err() != nil) {
 		return false
 	}
-	if last := m.phase; last.state != s {
-		last.next = &phase{state: s, over: make(chan struct{})}
-		m.phase = last.next
-		close(last.over)
-	}
-	if e.Kind != 0 {
-		m.untold = append(m.untold, e)
-	}
+	last.next = &phase{state: s, event: e, over: make(chan struct{})}
+	m.phase = last.next
+	close(last.over)
 	return true
 }
 
-// The method `tell` passes the recorded events to the observer: one at a time, in order, and
-// without a lock. It also passes the events that are recorded while it runs.
+// The method `tell` passes the events of the phases to the observer: one at a time, in order, and
+// without a lock. It also passes the events of phases that begin while it runs.
 func (m *Manager) tell() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.telling {
-		return
-	}
-	m.telling = true
-	for len(m.untold) > 0 {
-		e := m.untold[0]
-		m.untold = m.untold[1:]
+	for !m.telling && m.told.next != nil {
+		m.told, m.telling = m.told.next, true
+		e := m.told.event
 		m.mu.Unlock()
-		m.Observe(e)
+		if e.Kind != 0 {
+			m.Observe(e)
+		}
 		m.mu.Lock()
+		m.telling = false
 	}
-	m.telling = false
 }
 
 // Observe passes an event to the observer. The caller holds no lock. Observe leaves out the event
@@ -310,25 +302,20 @@ func (m *Manager) Observe(e Report) {
 // The method `dialed` is called when a server could not be reached. An error of TLS that a retry
 // cannot cure is logged once for each server as a warning.
 func (m *Manager) dialed(addr string, err error) {
-	err = fmt.Errorf("%s: %w", addr, err)
-	m.mu.Lock()
-	known := conn.RefusesTLS(m.tried[addr]) // the texts differ: the text about an expired certificate has the time
-	m.mu.Unlock()
-	m.unfit(addr, err)
 	level := slog.LevelDebug
-	if conn.RefusesTLS(err) && !known {
+	if before := m.unfit(addr, err); conn.RefusesTLS(err) && !conn.RefusesTLS(before) { // the texts differ: the text about an expired certificate has the time
 		level = slog.LevelWarn
 	}
 	m.Log.Log(context.Background(), level, "zsync: cannot reach server", "addr", addr, "err", err)
 }
 
-func (m *Manager) unfit(addr string, why error) {
+// The method `unfit` records why a server failed, and returns why it failed before.
+func (m *Manager) unfit(addr string, why error) (before error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.tried == nil {
-		m.tried = make(map[string]error)
-	}
-	m.tried[addr], m.lately = why, why
+	before, m.lately = m.tried[addr], fmt.Errorf("%s: %w", addr, why)
+	m.tried[addr] = m.lately
+	return before
 }
 
 func (m *Manager) fit() {
@@ -337,6 +324,10 @@ func (m *Manager) fit() {
 	clear(m.tried)
 	m.lately = nil
 }
+
+// errShort is the end of a connection that did not last. The server has accepted the client, so
+// noneFits does not count the server as out of reach.
+var errShort = errors.New("the connection ended at once")
 
 // noneFits reports whether every server has refused the client or was out of reach since a server
 // last executed a request.
@@ -349,38 +340,10 @@ func (m *Manager) noneFits() bool {
 	})
 }
 
-// For each server, sayOutage logs why the client's last attempt to use that server failed. If there
-// are holds, sayOutage also logs until when the session is confirmed.
-func (m *Manager) sayOutage(began time.Time) {
-	m.mu.Lock()
-	var why []string
-	for _, addr := range m.Hosts {
-		if err := m.tried[addr]; err != nil {
-			why = append(why, err.Error())
-		} else {
-			why = append(why, addr+": no answer yet")
-		}
-	}
-	inc := m.cur
-	m.mu.Unlock()
-	err := strings.Join(why, "; ")
-	if holds := m.Holds.Load(); holds > 0 && inc != nil && inc.left() > 0 {
-		m.Log.Warn(TextOutage, "since", began, "holds", holds, "until", time.Now().Add(inc.left()).Round(time.Millisecond), "err", err)
-	} else {
-		m.Log.Warn(TextOutage, "since", began, "err", err)
-	}
-}
-
-// sayConnected logs the end of an outage that was logged.
-func (m *Manager) sayConnected(at, began time.Time) {
-	// This is a warning, because the message about the outage was a warning.
-	m.Log.Warn(TextReconnected, "since", at, "lasted", at.Sub(began).Round(time.Millisecond), "session", Text(m.newest().ID.Load()))
-}
-
 // Text formats a session id as ZooKeeper's own tools do.
 func Text(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
-// The method `newest` returns the newest incarnation, or nil before the first.
+// The method `newest` returns the newest incarnation.
 func (m *Manager) newest() *Incarnation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -389,7 +352,7 @@ func (m *Manager) newest() *Incarnation {
 
 // Present returns the incarnation that has not ended, or nil.
 func (m *Manager) Present() *Incarnation {
-	if inc := m.newest(); inc != nil && inc.Ctx.Err() == nil {
+	if inc := m.newest(); inc.Ctx.Err() == nil {
 		return inc
 	}
 	return nil
@@ -419,13 +382,4 @@ func (m *Manager) Explained(ctx context.Context, err error) error {
 		return err
 	}
 	return m.unserved(err)
-}
-
-// Waited reports to the observer how a wait for a hold ended.
-func (m *Manager) Waited(op, path string, start time.Time, err error) {
-	e := Report{Kind: EventAcquired, Op: op, Path: path, Wait: time.Since(start)}
-	if err != nil {
-		e.Kind, e.Err = EventGaveUp, err
-	}
-	m.Observe(e)
 }

@@ -1,6 +1,9 @@
 package session
 
 import (
+	"bytes"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,18 +16,19 @@ import (
 func TestAnOutageBehindAConnectionThatHasLastedIsANewOne(t *testing.T) {
 	for range 20 { // either may come first
 		synctest.Test(t, func(t *testing.T) {
-			var began []time.Time
-			changes := make(chan ConnState)
-			go logOutages(changes, func(at time.Time) { began = append(began, at) }, nil)
-			changes <- StateConnected
+			var log bytes.Buffer
+			m := &Manager{Log: slog.New(slog.NewTextHandler(&log, nil)), phase: &phase{over: make(chan struct{})}}
+			go m.logOutages(m.phase)()
+			m.enter(nil, StateConnected, Report{})
 			time.Sleep(conn.Lasting)
 			start := time.Now()
-			changes <- StateSuspended
+			m.enter(nil, StateSuspended, Report{})
 			time.Sleep(firstWord + time.Millisecond)
-			close(changes)
+			m.enter(nil, StateClosed, Report{})
 			synctest.Wait()
-			if len(began) != 1 || !began[0].Equal(start) {
-				t.Errorf("the log tells outages since %v, want %v", began, start)
+			want := "since=" + start.Format("2006-01-02T15:04:05.000")
+			if strings.Count(log.String(), "since=") != 1 || !strings.Contains(log.String(), want) {
+				t.Errorf("the log tells an outage with %q, want %s", log.String(), want)
 			}
 		})
 	}

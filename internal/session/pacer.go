@@ -1,6 +1,6 @@
 package session
 
-// This file chooses the next server to try, and the time of the attempt. incarnation.go makes the
+// This file chooses the next server to try, and the time of the attempt. Incarnation.serve makes the
 // attempt.
 
 import (
@@ -73,35 +73,19 @@ func (p *pacer) untried() int {
 	return len(p.hosts) - (p.tries+len(p.hosts)-1)%len(p.hosts)
 }
 
-// The method `pick` chooses the next server and waits until it is time to try it. If no server may
-// continue the session now, `pick` waits until a server may, or until the session ends. If the
-// session ends, the result is not used.
-func (inc *Incarnation) pick() (addr string) {
-	for addr == "" && inc.Ctx.Err() == nil {
-		var delay time.Duration
-		// Without a delay, there is no timer: Go's race detector has crashed when two threads
-		// looked at two due timers of one synctest bubble.
-		if addr, delay = inc.Manager.Pace.pick(inc.longestDelay(), inc.mayUse); delay > 0 {
-			select {
-			case <-time.After(delay):
-			case <-inc.Ctx.Done():
-			}
-		}
-	}
-	return addr
-}
-
 func (inc *Incarnation) longestDelay() time.Duration {
 	if inc.ID.Load() == 0 {
 		return math.MaxInt64
 	}
 	// The session must not expire because the client makes too few attempts. This delay allows about 30
 	// attempts before the session expires, and twice as many if there are holds.
+	inc.LeaseMu.Lock()
+	defer inc.LeaseMu.Unlock()
 	parts := time.Duration(8)
-	if inc.staked() {
+	if inc.stakes > 0 {
 		parts = 16
 	}
-	return min(time.Duration(inc.Timeout.Load()/10), max(inc.left()/parts, 10*time.Millisecond))
+	return min(inc.lookEvery(), max(inc.Lease.Left(time.Now(), inc.stakes > 0)/parts, 10*time.Millisecond))
 }
 
 func (inc *Incarnation) mayUse(addr string) bool {

@@ -16,14 +16,8 @@ import (
 func (p *Pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 	var zero T
 	if !IsClosed(p.Done) { // a select would cost more than this look, and a caller may wait twice
-		select {
-		case <-p.Done:
-		case <-inc.Ctx.Done():
-			if !IsClosed(p.Done) {
-				return zero, ErrEnded
-			}
-		case <-ctx.Done():
-			return zero, CtxErr(ctx)
+		if err := AwaitIn(ctx, inc, p.Done); err != nil && !IsClosed(p.Done) {
+			return zero, err
 		}
 	}
 	// The reply may have come at the moment at which the incarnation ended. Wait returns it even then: a
@@ -38,13 +32,8 @@ func (p *Pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 // returns without waiting for the reply. The servers may execute the request even if the caller
 // leaves. When Start returns, the place of the request in the order of its connection is fixed.
 func Start[T any](ctx context.Context, inc *Incarnation, c Call[T]) (*Pending[T], error) {
-	l, err := inc.OpenConn(ctx)
-	if err != nil {
-		return nil, err
-	}
 	p := NewPending(c)
-	l.Send(p)
-	return p, nil
+	return p, Requests{p}.Start(ctx, inc)
 }
 
 // OpenConn waits until a connection serves the session, and returns it.
@@ -66,8 +55,7 @@ func (inc *Incarnation) OpenConn(ctx context.Context) (*conn.Conn, error) {
 func Attempt[T any](ctx context.Context, inc *Incarnation, c Call[T]) (T, error) {
 	p, err := Start(ctx, inc, c)
 	if err != nil {
-		var zero T
-		return zero, err
+		return p.Val, err
 	}
 	return p.Wait(ctx, inc)
 }
@@ -120,18 +108,4 @@ func (inc *Incarnation) Pause(ctx context.Context, try int) error {
 		return nil
 	}
 	return AwaitIn(ctx, inc, time.After(d))
-}
-
-// AwaitIn waits for `done`. It returns an error if ctx or the session ends first.
-func AwaitIn[T any](ctx context.Context, inc *Incarnation, done <-chan T) error {
-	// If `done` and ctx are both ready, either result is right: the caller has not learned of
-	// `done` yet, and cleans up after an error.
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return CtxErr(ctx)
-	case <-inc.Ctx.Done():
-		return ErrEnded
-	}
 }

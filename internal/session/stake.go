@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 )
@@ -49,12 +50,16 @@ func (s *Stake) Drop() {
 func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 	enough := time.Duration(inc.Timeout.Load() / 4) // so that a new hold has some time
 	for {
-		if IsClosed(inc.Manager.Closing) {
+		switch {
+		case IsClosed(inc.Manager.Closing):
 			return nil, inc.Manager.Failure() // from here on, there are no new holds, even if the session lives on for functions
+		case inc.Ctx.Err() != nil:
+			return nil, ErrEnded
 		}
+		c := inc.serving()
 		inc.LeaseMu.Lock()
 		now := time.Now()
-		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough && inc.Ctx.Err() == nil {
+		if inc.Lease.Wrote() && inc.Lease.Confirmed(now) > enough {
 			inc.stakes++
 			// Wake the watchdog if a request is due, or the confirmation ends, before it would look.
 			_, due := inc.Lease.Next(now, false)
@@ -65,52 +70,38 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 			}
 			return &Stake{inc: inc}, nil
 		}
-		inc.LeaseMu.Unlock()
-		if !inc.Alive() {
-			return nil, ErrEnded
-		}
-		if ctx.Err() != nil {
-			return nil, CtxErr(ctx)
-		}
-		if err := inc.Connection(ctx); err != nil {
-			return nil, err
-		}
-		q, wait := inc.inquire(true)
-		inc.LeaseMu.Lock()
-		ready := inc.Lease.Wrote() && inc.Lease.Confirmed(time.Now()) > enough
-		inc.LeaseMu.Unlock()
-		if q == nil && ready {
-			// Another goroutine's inquiry was answered since the check above.
-			continue
-		}
 		var answered <-chan struct{}
 		var ripe <-chan time.Time
-		if q != nil {
+		q, wait := inc.inquireLocked(c, now, true)
+		inc.LeaseMu.Unlock()
+		switch {
+		case c == nil:
+			if err := inc.Connection(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		case q != nil:
 			answered = q.Done
-		} else {
+		default:
 			ripe = time.After(wait)
 		}
-		// Several cases may be ready at once; whichever is picked, the next pass checks them all.
+		// Several cases may be ready at once; if the session is confirmed now, the caller may do without it.
 		select {
 		case <-answered:
+			inc.LeaseMu.Lock()
+			p, wait := inc.Lease.Next(time.Now(), true)
+			inc.LeaseMu.Unlock()
 			// If the inquiry was lost with its connection, it has confirmed nothing, so the loop continues. It
 			// also continues after a write, if a sync can now confirm a later time without a further wait.
-			if proved(q) && !(q.Call.Op == wire.OpDelete && inc.confirmable()) {
+			if proved(q) && (q.Call.Op != wire.OpDelete || p != lease.Leader || wait > 0) {
 				enough = 0 // no inquiry can confirm more
 			}
 		case <-ripe:
 		case <-ctx.Done():
+			return nil, CtxErr(ctx)
 		case <-inc.Ctx.Done():
 		}
 	}
-}
-
-// The method `confirmable` reports whether a sync would confirm anything.
-func (inc *Incarnation) confirmable() bool {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	p, wait := inc.Lease.Next(time.Now(), true)
-	return p == lease.Leader && wait <= 0
 }
 
 // Assured reports whether the session is confirmed for as long as a new stake requires. It sends
@@ -125,55 +116,46 @@ func proved(q *Pending[struct{}]) bool {
 	return q.Err == nil || q.Call.Op == wire.OpDelete && IsNoNode(q.Err)
 }
 
-// The method `inquire` returns the inquiry under way, or starts one if it is due. An inquiry is a
-// request that confirms the session. In both cases, `wait` is the time until the client should leave a
-// server that proves nothing. Otherwise, inquire returns nil, and the time after which to call it
+// The method `inquireLocked` returns the inquiry under way, or starts one over c if it is due. An inquiry
+// is a request that confirms the session. In both cases, `wait` is the time until the client should leave
+// a server that proves nothing. Otherwise, inquireLocked returns nil, and the time after which to call it
 // again. If `urgent` is set, an inquiry is due as soon as it can confirm a later time.
-func (inc *Incarnation) inquire(urgent bool) (q *Pending[struct{}], wait time.Duration) {
-	up := IsClosed(inc.connection())
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	now, timeout := time.Now(), time.Duration(inc.Timeout.Load())
-	if q = inc.asking; q != nil && !IsClosed(q.Done) {
-		return q, inc.patienceLocked(now)
+func (inc *Incarnation) inquireLocked(c *conn.Conn, now time.Time, urgent bool) (q *Pending[struct{}], wait time.Duration) {
+	timeout := time.Duration(inc.Timeout.Load())
+	if c == nil {
+		return nil, timeout // a new connection wakes the watchdog: see `connected`
 	}
-	switch inc.asking = nil; {
-	case q == nil:
-	case proved(q):
-		inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
-	case q.Err != zk.ErrConnectionClosed: // without a reply, the next inquiry is sent over the next connection
-		inc.askAfter = now.Add(timeout / 100) // the server may be overloaded, or the connection has just ended
+	if q = inc.asking; q != nil && IsClosed(q.Done) {
+		if proved(q) {
+			inc.leaveBy = time.Time{} // the server gets a new limit with the next inquiry
+		} else if q.Err != zk.ErrConnectionClosed { // without a reply, the next inquiry is sent over the next connection
+			inc.askAfter = now.Add(timeout / 100) // the server may be overloaded, or the connection has just ended
+		}
+		q, inc.asking = nil, nil
 	}
-	p, wait := inc.Lease.Next(now, urgent)
-	if wait = max(wait, inc.askAfter.Sub(now)); wait > 0 {
-		return nil, wait
+	if q == nil {
+		p, wait := inc.Lease.Next(now, urgent)
+		if wait = max(wait, inc.askAfter.Sub(now)); wait > 0 {
+			return nil, wait
+		}
+		q = NewPending(SyncCall(inc.conns.Nobody))
+		if p == lease.Quorum {
+			q.Call = inc.Flush()
+		}
+		inc.asking = q
+		// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which `sending` needs.
+		inc.Manager.Spawn(func() { c.Send(q) })
 	}
-	if !up {
-		return nil, timeout / 10 // a new connection wakes the watchdog: see `connected`
-	}
-	c := SyncCall(inc.conns.Nobody)
-	if p == lease.Quorum {
-		c = inc.Flush()
-	}
-	q = NewPending(c)
-	inc.asking = q
-	// The request is sent in a goroutine of its own: this goroutine holds LeaseMu, which `sending` needs.
-	inc.Manager.Spawn(func() { inc.NewestConn().Send(q) })
-	return q, inc.patienceLocked(now)
-}
-
-// patienceLocked returns the time until the client should leave a server that proves nothing. The
-// first inquiry sets the limit: half of the time is for this server, the rest is for others. A server
-// that refuses every inquiry is left as early as a silent server.
-func (inc *Incarnation) patienceLocked(now time.Time) time.Duration {
 	if inc.leaveBy.IsZero() {
+		// Half of the time is for this server, the rest is for others. A server that refuses every inquiry
+		// is left as early as a silent server.
 		left := inc.Lease.Confirmed(now)
 		if left <= 0 {
-			left = time.Duration(inc.Timeout.Load()) // there are no holds to lose
+			left = timeout // there are no holds to lose
 		}
 		inc.leaveBy = now.Add(left / 2)
 	}
-	return inc.leaveBy.Sub(now)
+	return q, inc.leaveBy.Sub(now)
 }
 
 // The method `wake` makes the watchdog look at once.
@@ -185,35 +167,36 @@ func (inc *Incarnation) wake() {
 }
 
 // The method `watchdog` ends the incarnation when the session is no longer confirmed. While there
-// are stakes, it sends requests that confirm the session. It looks more often than necessary,
-// because its timer stops while the machine sleeps.
+// are stakes, it sends requests that confirm the session, and leaves a server that does not confirm it:
+// another server is tried then. It looks more often than necessary, because its timer stops while the
+// machine sleeps.
 func (inc *Incarnation) watchdog() {
-	select {
-	case <-inc.first:
-	case <-inc.Ctx.Done():
-		return
-	}
-	timer := time.NewTimer(inc.lookEvery())
-	defer timer.Stop()
 	for inc.Alive() {
-		looked := lease.At(time.Now())
+		c := inc.serving()
+		inc.LeaseMu.Lock()
+		now := time.Now()
+		looked := lease.At(now)
 		inc.looked.Store(&looked)
-		wait := min(inc.left(), inc.lookEvery())
+		wait := min(inc.Lease.Left(now, inc.stakes > 0), inc.lookEvery())
+		due := wait
+		var q *Pending[struct{}]
 		var answered <-chan struct{}
-		if inc.staked() {
-			q, due := inc.inquire(false)
-			if q != nil {
+		if inc.stakes > 0 {
+			if q, due = inc.inquireLocked(c, now, false); q != nil {
 				answered = q.Done
-				if due <= 0 {
-					inc.hangUp()
-					due = wait
-				}
 			}
-			wait = min(wait, due)
 		}
-		timer.Reset(max(wait, time.Microsecond))
+		leave := q != nil && due <= 0
+		if leave {
+			inc.leaveBy, due = time.Time{}, wait
+		}
+		inc.LeaseMu.Unlock()
+		if leave {
+			inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
+			c.Close() // without effect if `serve` has closed it already
+		}
 		select {
-		case <-timer.C:
+		case <-time.After(max(min(wait, due), time.Microsecond)):
 		case <-answered:
 		case <-inc.kick:
 		case <-inc.Ctx.Done():
@@ -223,44 +206,6 @@ func (inc *Incarnation) watchdog() {
 
 // lookEvery is the interval between two looks of the watchdog.
 func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
-
-// hangUp closes the connection, so that another server is tried. It does nothing if no connection
-// serves the session: a handshake has a limit of its own.
-func (inc *Incarnation) hangUp() {
-	inc.startAnew()
-	inc.mu.Lock()
-	c, up := inc.NewestConn(), IsClosed(inc.up) // no newer connection is stored while inc.up is closed
-	inc.mu.Unlock()
-	// If the connection is replaced before Close, Close has no effect: `serve` has closed it.
-	if up {
-		inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
-		c.Close()
-	}
-}
-
-// The method `startAnew` forgets the limit for the present server. The next inquiry sets another.
-func (inc *Incarnation) startAnew() {
-	inc.LeaseMu.Lock()
-	inc.leaveBy = time.Time{}
-	inc.LeaseMu.Unlock()
-}
-
-func (inc *Incarnation) staked() bool {
-	inc.LeaseMu.Lock()
-	defer inc.LeaseMu.Unlock()
-	return inc.stakes > 0
-}
-
-// dialLimit is the longest time to reach a server and receive its answer to the handshake. Servers
-// that have not been tried share the remaining time equally. One share is for another attempt.
-func (inc *Incarnation) dialLimit() time.Duration {
-	timeout := time.Duration(inc.Timeout.Load())
-	limit := timeout / 3 // no hold can be lost yet
-	if inc.ID.Load() != 0 {
-		limit = min(timeout/5, inc.left()/time.Duration(inc.Manager.Pace.untried()+1))
-	}
-	return min(max(limit, 10*time.Millisecond), 5*time.Second)
-}
 
 // The method `certain` returns the time for which the session is still confirmed if no further
 // reply comes.

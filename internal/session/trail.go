@@ -1,7 +1,7 @@
 package session
 
 // This file decides which servers may continue a session that has left writes without a reply.
-// Incarnation.pick chooses among these servers.
+// Incarnation.serve chooses among these servers.
 
 import (
 	"time"

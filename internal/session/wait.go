@@ -34,12 +34,10 @@ var ClosedChan = func() chan struct{} { c := make(chan struct{}); close(c); retu
 // AwaitFor waits for `done`, but no longer than `limit`. The result `ok` reports whether `done` was
 // ready.
 func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case v = <-done:
 		return v, true
-	case <-timer.C:
+	case <-time.After(limit):
 		return v, false
 	}
 }
