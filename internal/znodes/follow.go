@@ -24,14 +24,12 @@ type follower struct {
 	inc *session.Incarnation
 	dir string
 
-	list    *conn.Watch             // the watch on the children, or on the creation of dir; nil before the first read
 	parts   map[string]session.Node // the last read of each child, by its name
-	watches map[string]*conn.Watch  // the watches that these reads have set
+	watches map[string]*conn.Watch  // of each part: of a child by its name, and of the list by ""
 
-	mu     sync.Mutex
-	relist bool                // the list may have changed; guarded by mu
-	stale  map[string]struct{} // children that may have changed; guarded by mu
-	bell   chan struct{}       // gets a token when `relist` or `stale` is set
+	mu    sync.Mutex
+	stale map[string]struct{} // the parts that may have changed, or "" for the list; guarded by mu
+	bell  chan struct{}       // gets a token when `stale` gets a part
 }
 
 // sameState reports whether two reads have seen the same state of a child. If the servers have lost
@@ -56,33 +54,31 @@ func FollowDir(ctx context.Context, m *session.Manager, dir string, confirm bool
 	return m.During(ctx, func(inc *session.Incarnation) error {
 		f := &follower{
 			inc: inc, dir: dir, parts: make(map[string]session.Node), watches: make(map[string]*conn.Watch),
-			stale: make(map[string]struct{}), relist: true, bell: make(chan struct{}, 1),
+			stale: map[string]struct{}{"": {}}, bell: make(chan struct{}, 1),
 		}
 		defer f.close()
-		// Because of the sync, the first snapshot is not older than the call.
-		lost := inc.Ctx.Done()
-		if confirm {
-			lost = inc.Disconnection()
-		}
-		if err := inc.Sync(ctx, dir); err != nil {
-			return err
-		}
-		unconfirmed := confirm
+		var lost <-chan struct{}
+		unconfirmed := false
 		for {
+			if lost == nil || session.IsClosed(lost) {
+				// Because of the sync, the first snapshot is not older than the call. After a loss, the next
+				// server sends the missed events before the reply to the sync.
+				if err := inc.Connection(ctx); err != nil {
+					return err
+				}
+				lost = inc.Ctx.Done()
+				if confirm {
+					lost, unconfirmed = inc.Disconnection(), true
+				}
+				if err := inc.Sync(ctx, dir); err != nil {
+					return err
+				}
+			}
 			if err := f.catchUp(ctx); err != nil {
 				return err
 			}
 			if session.IsClosed(lost) {
-				// The snapshot may be from before the loss. The next server sends the missed events before
-				// the reply to the sync.
-				if err := inc.Connection(ctx); err != nil {
-					return err
-				}
-				lost, unconfirmed = inc.Disconnection(), true
-				if err := inc.Sync(ctx, dir); err != nil {
-					return err
-				}
-				continue
+				continue // the snapshot may be from before the loss
 			}
 			if now := maps.Clone(f.parts); last == nil || unconfirmed || !maps.EqualFunc(now, last, sameState) {
 				told, err := tell(now, f.bell, lost)
@@ -120,12 +116,14 @@ func (f *follower) catchUp(ctx context.Context) error {
 	hot := make(map[string]struct{})
 	for range maxRounds {
 		f.mu.Lock()
-		relist, stale := f.relist, f.stale
-		f.relist, f.stale = false, make(map[string]struct{})
+		stale := f.stale
+		f.stale = make(map[string]struct{})
 		f.mu.Unlock()
-		if !relist && len(stale) == 0 {
+		if len(stale) == 0 {
 			return nil
 		}
+		_, relist := stale[""]
+		delete(stale, "")
 		maps.Copy(hot, stale)
 		maps.Copy(stale, hot)
 		if relist {
@@ -143,10 +141,13 @@ func (f *follower) catchUp(ctx context.Context) error {
 // readList lists the children with a watch, and adds new children to `stale`. A child that was deleted
 // is in f.stale: the reply comes after the event of the child's own watch.
 func (f *follower) readList(ctx context.Context, stale map[string]struct{}) error {
-	names, err := f.listed(ctx, conn.WatchChildren)
+	f.watch("", conn.WatchChildren, f.dir)
+	names, _, err := f.inc.Children(ctx, f.dir)
 	if session.IsNoNode(err) {
-		if names, err = f.listed(ctx, conn.WatchExists); session.IsNoNode(err) {
-			names, err = nil, nil
+		f.watch("", conn.WatchExists, f.dir)
+		stat, e := f.inc.Exists(ctx, f.dir)
+		if err = e; stat != nil { // created between the two reads: list it again, with a watch on its children
+			f.ring("")
 		}
 	}
 	for _, name := range names {
@@ -157,36 +158,13 @@ func (f *follower) readList(ctx context.Context, stale map[string]struct{}) erro
 	return err
 }
 
-// The method `listed` lists dir with a watch of this kind. A watch on the children requires that
-// dir exists.
-func (f *follower) listed(ctx context.Context, kind int32) ([]string, error) {
-	if f.list != nil {
-		f.inc.Watches.LeaveUntold(f.list, f)
-	}
-	f.list = f.inc.Watches.Join(conn.WatchKey{Kind: kind, Path: f.dir})
-	f.inc.Watches.Tell(f.list, f, func() { f.ring(func() { f.relist = true }) })
-	if kind == conn.WatchExists {
-		stat, err := f.inc.Exists(ctx, f.dir)
-		if err != nil || stat != nil {
-			// The parent was created between the two reads: list it again, with a watch on its
-			// children.
-			f.ring(func() { f.relist = true })
-		}
-		return nil, err
-	}
-	names, _, err := f.inc.Children(ctx, f.dir)
-	return names, err
-}
-
 // readParts reads children, each with a watch.
 func (f *follower) readParts(ctx context.Context, names map[string]struct{}) error {
 	list := slices.Sorted(maps.Keys(names))
 	paths := make([]string, len(list))
 	for i, name := range list {
-		f.drop(name)
 		paths[i] = ChildPath(f.dir, name)
-		f.watches[name] = f.inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: paths[i]})
-		f.inc.Watches.Tell(f.watches[name], f, func() { f.ring(func() { f.stale[name] = struct{}{} }) })
+		f.watch(name, conn.WatchData, paths[i])
 	}
 	nodes, err := getEach(ctx, paths, f.inc.Get)
 	for i, name := range list {
@@ -197,10 +175,18 @@ func (f *follower) readParts(ctx context.Context, names map[string]struct{}) err
 	return err
 }
 
-// The method `ring` sets a flag and wakes the follower. It may be called with Watches.Mu held.
-func (f *follower) ring(set func()) {
+// The method `watch` joins a watch, in place of the last watch of this part.
+func (f *follower) watch(part string, kind int32, path string) {
+	f.drop(part)
+	w := f.inc.Watches.Join(conn.WatchKey{Kind: kind, Path: path})
+	f.watches[part] = w
+	f.inc.Watches.Tell(w, f, func() { f.ring(part) })
+}
+
+// The method `ring` reports that a part may have changed. It may be called with Watches.Mu held.
+func (f *follower) ring(part string) {
 	f.mu.Lock()
-	set()
+	f.stale[part] = struct{}{}
 	f.mu.Unlock()
 	select {
 	case f.bell <- struct{}{}:
@@ -208,20 +194,17 @@ func (f *follower) ring(set func()) {
 	}
 }
 
-func (f *follower) drop(name string) {
-	if w := f.watches[name]; w != nil {
+func (f *follower) drop(part string) {
+	if w := f.watches[part]; w != nil {
 		f.inc.Watches.LeaveUntold(w, f)
-		delete(f.watches, name)
-		delete(f.parts, name)
+		delete(f.watches, part)
+		delete(f.parts, part)
 	}
 }
 
 // The method `close` leaves every watch.
 func (f *follower) close() {
-	for name := range f.watches {
-		f.drop(name)
-	}
-	if f.list != nil {
-		f.inc.Watches.LeaveUntold(f.list, f)
+	for part := range f.watches {
+		f.drop(part)
 	}
 }
