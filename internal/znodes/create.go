@@ -371,7 +371,7 @@ func undo(inc *session.Incarnation, c *Creation, then func()) *Deletion {
 // is certain, and concurrent calls share their requests: see `search`.
 func Find(ctx context.Context, inc *session.Incarnation, dir, guid string) (string, error) {
 	d := prepare(inc, &Deletion{Paths: []string{ChildPath(dir, guid)}, guid: guid, keep: true, MayStay: true})
-	d.attempt()
+	d.again(0)
 	if err := d.Outcome(ctx); err != nil && !session.IsNoNode(err) {
 		return "", err
 	}

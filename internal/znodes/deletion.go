@@ -65,13 +65,9 @@ func prepare(inc *session.Incarnation, d *Deletion) *Deletion {
 
 // The method `attempt` makes an attempt at d.
 func (d *Deletion) attempt() {
-	switch {
-	case d.guid != "":
-		_, lost := backlogs(d.inc)
-		lost.join(d, search)
-	case d.By != nil:
+	if d.By != nil {
 		d.inc.Manager.Spawn(func() { d.attempted(d.By()) })
-	default:
+	} else {
 		d.inc.NewestConn().Send(d.request()) // the connection may just have ended
 	}
 }

@@ -60,7 +60,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 			}
 		}
 		synctest.Wait()
-		if repeated, _ := backlogs(inc); repeated.working {
+		if backlogOf(inc).working {
 			t.Error("the queue runs though nothing waits")
 		}
 	})

@@ -289,7 +289,8 @@ func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		d := Delete(inc, &Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
+		d := prepare(inc, &Deletion{Paths: []string{ChildPath("/d", guid)}, guid: guid})
+		d.again(0)
 		<-d.Done
 		if stat, err := inc.Exists(t.Context(), c.Path); stat != nil || err != nil || d.Err != nil || writes != 2 {
 			t.Errorf("after %d searches, the znode is there: %v; %v, %v", writes, stat != nil, err, d.Err)
