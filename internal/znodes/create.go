@@ -44,7 +44,7 @@ type Creation struct {
 	Lists   [][]string   // the results of `Also`; a znode that does not exist has no children
 	Undo    *Deletion    // after an error: the Deletion of the znodes that may have been created, or nil
 
-	made   *session.Pending[string] // the last request that was sent; its value is Path or, if a check of `Holds` has failed, the path of that check
+	made   *session.Pending[string] // the last request that was sent; its value is the path of a single znode, or of a check of `Holds` that has failed
 	roll   *Roll                    // was sent after `made`; nil if it must be sent again
 	behind session.Requests         // the other reads that were sent after `made`; nil if they must be sent again
 	read   *session.Pending[session.Node]
@@ -68,28 +68,16 @@ type Creation struct {
 // check does not exist.
 func CreateEphemeral(ctx context.Context, inc *session.Incarnation, c *Creation) (err error) {
 	call, err := creation(inc, c)
-	if err != nil {
-		return err
+	if err == nil {
+		err = Vet(ctx, inc, c.Dir)
 	}
-	if err := Vet(ctx, inc, c.Dir); err != nil {
+	if err != nil {
 		return err
 	}
 	size, err := reserve(ctx, inc, c.Paths)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if c.Undo != nil {
-			return // the servers may have the znodes until Undo has ended, and so long they need their room
-		}
-		var made []string
-		if err == nil && c.GUID != "" {
-			made = []string{c.Path}
-		} else if err == nil {
-			made = c.Paths
-		}
-		of(inc).settle(size, made)
-	}()
 	// The parents to create first: Dir and all paths above it. The replies do not matter: if a parent
 	// cannot be created, the request for its child fails with NoNode again.
 	var missing []string
@@ -100,18 +88,29 @@ func CreateEphemeral(ctx context.Context, inc *session.Incarnation, c *Creation)
 		return nil
 	}
 	err = inc.Repeat(ctx, func() error {
-		seen := sighting{over: inc.NewestConn()}
-		if err := sendCreation(ctx, inc, c, call, missing); err != nil {
+		l, err := inc.OpenConn(ctx)
+		if err != nil {
 			return err
 		}
-		if c.roll != nil && c.roll.atOnce {
+		seen := sighting{over: l}
+		b := make(session.Requests, 0, 4) // most batches need no more
+		for _, d := range missing {
+			session.Add(&b, dirCall(inc, d, c.Dir))
+		}
+		c.made = session.Add(&b, call)
+		sent := len(b)
+		c.addReads(&b)
+		c.behind = b[sent:]
+		if !c.List {
+			l.Send(b...)
+		} else if c.roll = roll(inc, c.Dir.Path, b...); c.roll.atOnce {
 			c.roll.Wait(ctx, inc) // its reply comes after that of c.made, so this goroutine is woken once, not twice
 		}
 		path, err := c.made.Wait(ctx, inc)
 		open = open || session.OutcomeOf(err) == session.Unknown
 		switch {
 		case err == nil:
-			c.Path = path
+			c.Path = cmp.Or(path, c.Paths[0])
 		case errors.Is(err, session.ErrEnded):
 			return err // the znodes, which are ephemeral, end with the session
 		case c.GUID != "" && errors.Is(err, conn.ErrProtocol): // a broken server has not told the completed name
@@ -172,11 +171,16 @@ func CreateEphemeral(ctx context.Context, inc *session.Incarnation, c *Creation)
 		c.Path, open = "", false
 		return session.ErrAgain
 	})
-	err = cmp.Or(err, final)
-	if err != nil && open && !errors.Is(err, session.ErrEnded) {
-		c.Undo = undo(inc, c, func() { of(inc).settle(size, nil) })
+	if err = cmp.Or(err, final); err != nil && open && !errors.Is(err, session.ErrEnded) {
+		c.Undo = undo(inc, c, func() { of(inc).settle(size, nil) }) // until then, the servers may have the znodes
 		c.Undo.Await(session.Grace)
+		return err
 	}
+	var made []string
+	if err == nil {
+		made = append([]string{c.Path}, c.Paths[1:]...)
+	}
+	of(inc).settle(size, made)
 	return err
 }
 
@@ -198,8 +202,8 @@ func RoomFor(ctx context.Context, inc *session.Incarnation, ops ...any) (done fu
 }
 
 // The function `reserve` is known.reserve. But if there is no room, it first looks which of the
-// znodes other clients have deleted. It looks once a second for all callers, so a caller may wait that
-// long.
+// znodes other clients have deleted, and forgets those. It looks once a second for all callers, so a
+// caller may wait that long.
 func reserve(ctx context.Context, inc *session.Incarnation, paths []string) (size int, err error) {
 	k := of(inc)
 	if size, err = k.reserve(paths); err == nil || len(paths) == 0 { // the logs of transactions need no room, so `size` may exceed the limit
@@ -215,35 +219,24 @@ func reserve(ctx context.Context, inc *session.Incarnation, paths []string) (siz
 		return 0, session.ErrEnded
 	}
 	if !k.counted.After(asked) {
-		err := session.AwaitIn(ctx, inc, time.After(time.Until(k.counted.Add(time.Second))))
-		if err == nil {
-			err = recount(ctx, inc)
+		if err := session.AwaitIn(ctx, inc, time.After(time.Until(k.counted.Add(time.Second)))); err != nil {
+			return 0, err
 		}
+		k.mu.Lock()
+		all, began := slices.Collect(maps.Keys(k.paths)), time.Now()
+		k.mu.Unlock()
+		nodes, err := GetVisible(ctx, inc, all) // newer than the replies that have reported the creations
 		if err != nil {
 			return 0, err
 		}
+		for i, n := range nodes {
+			if n.Stat == nil || !Concealed(n) && n.Stat.EphemeralOwner != inc.ID.Load() {
+				k.gone(all[i])
+			}
+		}
+		k.counted = began
 	}
 	return k.reserve(paths)
-}
-
-// The function `recount` forgets the znodes that do not exist. No read is older than the reply that
-// has reported the creation of a znode.
-func recount(ctx context.Context, inc *session.Incarnation) error {
-	k, began := of(inc), time.Now()
-	k.mu.Lock()
-	paths := slices.Collect(maps.Keys(k.paths))
-	k.mu.Unlock()
-	nodes, err := GetVisible(ctx, inc, paths)
-	if err != nil {
-		return err
-	}
-	for i, n := range nodes {
-		if n.Stat == nil || !Concealed(n) && n.Stat.EphemeralOwner != inc.ID.Load() {
-			k.gone(paths[i])
-		}
-	}
-	k.counted = began
-	return nil
 }
 
 // The function `creation` returns the request that creates the znodes of c.
@@ -270,34 +263,10 @@ func creation(inc *session.Incarnation, c *Creation) (session.Call[string], erro
 	return session.Call[string]{Op: multi.Op, Body: multi.Body, Judge: func(s *wire.Scanner) (path string, code int32, err error) {
 		rs, code, err := multi.Judge(s)
 		if failed := FailedOp(rs); failed >= 0 && failed < len(holds) {
-			path = holds[failed].Path
-		} else if err == nil && !s.Bad {
-			path = rs[len(holds)].String
+			path = holds[failed].Path // of the check
 		}
 		return path, code, err
 	}}, CheckSize(m, ops)
-}
-
-// sendCreation sends the creates of the missing parents, the request, and the reads, in this order.
-func sendCreation(ctx context.Context, inc *session.Incarnation, c *Creation, request session.Call[string], missing []string) error {
-	l, err := inc.OpenConn(ctx)
-	if err != nil {
-		return err
-	}
-	b := make(session.Requests, 0, 4) // most batches need no more
-	for _, d := range missing {
-		session.Add(&b, dirCall(inc, d, c.Dir))
-	}
-	c.made, c.roll = session.Add(&b, request), nil
-	sent := len(b)
-	c.addReads(&b)
-	c.behind = b[sent:]
-	if c.List {
-		c.roll = roll(inc, c.Dir.Path, b...)
-	} else {
-		l.Send(b...)
-	}
-	return nil
 }
 
 // addReads adds the reads of c to b, except that of `List`.

@@ -36,8 +36,8 @@ type known struct {
 	paths map[string]struct{} // guarded by mu
 	size  int                 // bytes of `paths`, and of the reserved paths; guarded by mu
 
-	turn    chan struct{} // has an element while a goroutine executes `recount`
-	counted time.Time     // the begin of the last recount; guarded by turn
+	turn    chan struct{} // has an element while a goroutine looks which of `paths` exist
+	counted time.Time     // the begin of the last such look; guarded by turn
 }
 
 // The function `of` returns the knowledge about the session of inc.

@@ -133,7 +133,7 @@ func AttemptMulti(ctx context.Context, inc *session.Incarnation, ops []any) ([]z
 	}
 	rs, err := p.Wait(ctx, inc)
 	if session.OutcomeOf(err) == session.Unknown {
-		// The ephemeral znodes of ops count as created. If they do not exist, `recount` forgets them. The
+		// The ephemeral znodes of ops count as created. If they do not exist, `reserve` forgets them. The
 		// name of a numbered znode is unknown here: see Recall.
 		for _, op := range ops {
 			if op, ok := op.(*zk.CreateRequest); ok && op.Flags&zk.FlagEphemeralSequential == zk.FlagEphemeral {
