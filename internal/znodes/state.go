@@ -110,34 +110,30 @@ func (at Stored) key() string {
 // Storable returns the czxid of the persistent znode of `at`, or 0 if there is none yet. The error
 // is ErrMixed if the servers may delete that znode. A session usually reads each znode once.
 func Storable(ctx context.Context, inc *session.Incarnation, at Stored) (czxid int64, err error) {
+	czxid, known := of(inc).lasting.Load(at.key())
+	dir := Stored{Path: at.Dir, Map: true}
 	var unknown []Stored
+	if _, ok := of(inc).lasting.Load(dir.key()); !ok && at.Dir != "" {
+		unknown = append(unknown, dir)
+	}
+	if !known && at.Path != "" {
+		unknown = append(unknown, at)
+	}
 	var paths []string
-	for _, s := range []Stored{{Path: at.Dir, Map: true}, at} {
-		if s.Path == "" {
-			continue
-		}
-		if known, ok := of(inc).lasting.Load(s.key()); ok {
-			if s.Path == at.Path {
-				czxid = known
-			}
-			continue
-		}
+	for _, s := range unknown {
 		if !s.Leaf { // the ACL of the parent decides for a Leaf
 			if err := VetHere(ctx, inc, s.Path); err != nil {
 				return 0, err
 			}
 		}
-		unknown, paths = append(unknown, s), append(paths, s.Path)
-	}
-	if paths == nil {
-		return czxid, nil
+		paths = append(paths, s.Path)
 	}
 	nodes, err := GetAll(ctx, inc, paths)
 	for i, n := range nodes {
 		if err = outlast(ctx, inc, unknown[i], n); err != nil {
 			return 0, err
 		}
-		if n.Stat != nil && unknown[i].Path == at.Path {
+		if n.Stat != nil && unknown[i] == at {
 			czxid = n.Stat.Czxid
 		}
 	}
