@@ -259,7 +259,7 @@ func creation(inc *session.Incarnation, c *Creation) (session.Call[string], erro
 	for _, path := range c.Paths {
 		ops = append(ops, &zk.CreateRequest{Path: path, Data: c.Data, Acl: m.Config.ACL, Flags: zk.FlagEphemeral})
 	}
-	multi, holds := multiCall(ops), c.Holds
+	multi, holds := multiCall(inc, ops, false), c.Holds
 	return session.Call[string]{Op: multi.Op, Body: multi.Body, Judge: func(s *wire.Scanner) (path string, code int32, err error) {
 		rs, code, err := multi.Judge(s)
 		if failed := FailedOp(rs); failed >= 0 && failed < len(holds) {
@@ -385,7 +385,7 @@ func MakeAndLeave(inc *session.Incarnation, path string, data []byte, own string
 	var read *session.Pending[session.Node]
 	err = inc.Repeat(ctx, func() error {
 		var b session.Requests
-		txn := session.Add(&b, countedMulti(inc, ops))
+		txn := session.Add(&b, multiCall(inc, ops, true))
 		read = session.Add(&b, session.GetCall(path))
 		if err := b.Start(ctx, inc); err != nil {
 			return err

@@ -326,7 +326,7 @@ func TestTheAnswerToACreateNamesWhatWasAskedFor(t *testing.T) {
 		if _, ok := single.Reply(0, reply); ok != c.ok {
 			t.Errorf("create of %s with flags %d, answered with %q: %v", c.path, c.flags, c.made, ok)
 		}
-		multi := session.NewPending(multiCall([]any{&zk.CreateRequest{Path: c.path, Flags: c.flags}}))
+		multi := session.NewPending(multiCall(inc, []any{&zk.CreateRequest{Path: c.path, Flags: c.flags}}, false))
 		reply = append(append(append(words(wire.OpCreate), 0), words(0)...), reply...)
 		reply = append(append(append(reply, words(-1)...), 1), words(-1)...)
 		if _, ok := multi.Reply(0, reply); ok != c.ok {

@@ -80,7 +80,7 @@ func (d *Deletion) request() *session.Pending[struct{}] {
 		for _, path := range d.Paths {
 			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 		}
-		multi := multiCall(ops)
+		multi := multiCall(d.inc, ops, false)
 		c = session.Call[struct{}]{Op: multi.Op, Ops: ops, Body: multi.Body, Judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
 			_, code, err = multi.Judge(s)
 			return none, code, err

@@ -14,10 +14,11 @@ import (
 )
 
 func createCall(inc *session.Incarnation, path string, data []byte, flags int32) session.Call[string] {
-	return createWithACL(inc, path, data, flags, inc.Manager.Config.ACL)
+	return createWithACL(inc, path, data, flags, inc.Manager.Config.ACL, false)
 }
 
-func createWithACL(inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) session.Call[string] {
+// The reply to the request of createWithACL records an ephemeral znode if `count` is true.
+func createWithACL(inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL, count bool) session.Call[string] {
 	op, refused := int32(wire.OpCreate), (func(int32))(nil)
 	switch {
 	case flags != zk.FlagContainer:
@@ -37,6 +38,9 @@ func createWithACL(inc *session.Incarnation, path string, data []byte, flags int
 		Take: func(s *wire.Scanner) string {
 			made := s.String()
 			s.Bad = s.Bad || !isMade(made, path, flags)
+			if count && !s.Bad && flags&zk.FlagEphemeral != 0 {
+				of(inc).settle(0, []string{made})
+			}
 			return made
 		},
 	}
@@ -54,15 +58,24 @@ func isMade(made, path string, flags int32) bool {
 	return ok && rest == ""
 }
 
-func multiCall(ops []any) session.Call[[]zk.MultiResponse] {
+// The reply to the request of multiCall records ephemeral znodes and deletions if `count` is true.
+func multiCall(inc *session.Incarnation, ops []any, count bool) session.Call[[]zk.MultiResponse] {
 	return session.Call[[]zk.MultiResponse]{
 		Op: wire.OpMulti, Ops: ops,
 		Body: func(p []byte) []byte { return wire.AppendOps(p, ops) },
 		Judge: func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
 			rs, code := s.Results(len(ops), wire.Error)
-			for i, r := range rs {
-				if op, ok := ops[i].(*zk.CreateRequest); ok && code == 0 && !isMade(r.String, op.Path, op.Flags) {
-					s.Bad = true
+			for i := 0; i < len(rs) && code == 0; i++ {
+				switch op := ops[i].(type) {
+				case *zk.CreateRequest:
+					s.Bad = s.Bad || !isMade(rs[i].String, op.Path, op.Flags)
+					if count && op.Flags&zk.FlagEphemeral != 0 {
+						of(inc).settle(0, []string{rs[i].String})
+					}
+				case *zk.DeleteRequest:
+					if count {
+						of(inc).gone(op.Path)
+					}
 				}
 			}
 			return rs, code, wire.Error(code)
@@ -90,40 +103,6 @@ func MultiOpen(ctx context.Context, inc *session.Incarnation, ops []any) (rs []z
 	return rs, open, err
 }
 
-func counted(inc *session.Incarnation, create session.Call[string], flags int32) session.Call[string] {
-	take := create.Take
-	create.Take = func(s *wire.Scanner) string {
-		path := take(s)
-		if !s.Bad && flags&zk.FlagEphemeral != 0 {
-			of(inc).settle(0, []string{path})
-		}
-		return path
-	}
-	return create
-}
-
-func countedMulti(inc *session.Incarnation, ops []any) session.Call[[]zk.MultiResponse] {
-	multi := multiCall(ops)
-	judge := multi.Judge
-	multi.Judge = func(s *wire.Scanner) ([]zk.MultiResponse, int32, error) {
-		rs, code, err := judge(s)
-		for i := range rs {
-			switch op := ops[i].(type) {
-			case *zk.CreateRequest:
-				if code == 0 && op.Flags&zk.FlagEphemeral != 0 {
-					of(inc).settle(0, []string{rs[i].String})
-				}
-			case *zk.DeleteRequest:
-				if code == 0 {
-					of(inc).gone(op.Path)
-				}
-			}
-		}
-		return rs, code, err
-	}
-	return multi
-}
-
 // AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func AttemptMulti(ctx context.Context, inc *session.Incarnation, ops []any) ([]zk.MultiResponse, error) {
@@ -146,18 +125,18 @@ func AttemptMulti(ctx context.Context, inc *session.Incarnation, ops []any) ([]z
 
 // StartMulti is AttemptMulti without the wait for the reply.
 func StartMulti(ctx context.Context, inc *session.Incarnation, ops []any) (*session.Pending[[]zk.MultiResponse], error) {
-	return session.Start(ctx, inc, countedMulti(inc, ops))
+	return session.Start(ctx, inc, multiCall(inc, ops, true))
 }
 
 // StartCreate sends a single request that creates a znode, without waiting for the reply.
 func StartCreate(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32) (*session.Pending[string], error) {
-	return session.Start(ctx, inc, counted(inc, createCall(inc, path, data, flags), flags))
+	return session.Start(ctx, inc, createWithACL(inc, path, data, flags, inc.Manager.Config.ACL, true))
 }
 
 // AttemptCreate makes a single attempt to create a znode. If the outcome is unknown, OutcomeOf(err)
 // is Unknown.
 func AttemptCreate(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
-	return session.Attempt(ctx, inc, counted(inc, createWithACL(inc, path, data, flags, acl), flags))
+	return session.Attempt(ctx, inc, createWithACL(inc, path, data, flags, acl, true))
 }
 
 // Create creates a persistent znode and its missing parents, which belong to no primitive. It
