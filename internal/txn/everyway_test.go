@@ -86,8 +86,7 @@ func (p plan) everyWay(m *session.Manager) func(*explore.Run) {
 			flags = zk.FlagEphemeral
 			s.nodes["/"], s.nodes["/dir"] = &znode{readOnly: p.acts > 0 && s.Pick(2) == 1}, &znode{}
 		}
-		s.pool = newPool(m, flags)
-		s.pool.drop = s.drop
+		s.pool = s.newPool(flags)
 		for s.call < p.calls {
 			s.one()
 			s.call++
@@ -108,26 +107,25 @@ func (s *servers) one() {
 	s.ended, s.told = false, nil
 	s.pool.swept = true // no goroutine
 	ops := []any{&zk.CheckVersionRequest{Path: "/gate", Version: -1}, &zk.SetDataRequest{Path: fmt.Sprint("/", s.call), Version: -1}}
-	during := func(f func(client) error) (err error) {
+	during := func(f func(*session.Incarnation) error) (err error) {
 		for {
-			if err = f(s); !errors.Is(err, session.ErrEnded) {
+			if err = f(nil); !errors.Is(err, session.ErrEnded) {
 				return err
 			}
 			s.told = append(s.told, "ended")
 			if !s.across {
-				s.pool = newPool(s.m, zk.FlagEphemeral)
-				s.pool.drop = s.drop
+				s.pool = s.newPool(zk.FlagEphemeral)
 			}
 		}
 	}
 	var err error
 	if s.across {
-		s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/dir"}, ops: ops}
+		s.t = &transaction{pool: s.pool, dirs: []string{"/dir"}, ops: ops}
 		_, err = s.t.apply(s.ctx, during)
 	} else {
-		err = during(func(inc client) error {
-			s.t = &transaction{m: s.m, pool: s.pool, dirs: []string{"/", "/dir"}, ops: ops}
-			_, err := s.t.apply(s.ctx, func(f func(client) error) error { return f(inc) })
+		err = during(func(*session.Incarnation) error {
+			s.t = &transaction{pool: s.pool, dirs: []string{"/", "/dir"}, ops: ops}
+			_, err := s.t.apply(s.ctx, func(f func(*session.Incarnation) error) error { return f(nil) })
 			return err
 		})
 	}
@@ -356,7 +354,16 @@ func (s *servers) check(path string, version int32) error {
 	return nil
 }
 
-// The following methods are the client of the transaction: see client.
+// newPool returns a pool whose client is the model.
+func (s *servers) newPool(flags int32) *pool {
+	return &pool{m: s.m, flags: flags, client: client{
+		attemptMulti: s.attemptMulti, attemptCreate: s.attemptCreate, multi: s.retryMulti, set: s.set, exists: s.exists, makeDir: s.makeDir, drop: s.drop,
+		recall: func(context.Context, *session.Incarnation, []any, int64) []zk.MultiResponse { return nil },
+		vet:    func(context.Context, *session.Incarnation, znodes.Dir) error { return nil },
+		pause:  func(*session.Incarnation, context.Context, int) error { return nil },
+		loss:   func(*session.Incarnation) error { return errLoss },
+	}}
+}
 
 func (s *servers) multi(send func(string, func() string) (string, error), ops []any) (rs []zk.MultiResponse, err error) {
 	name := "multi"
@@ -383,18 +390,18 @@ func (s *servers) multi(send func(string, func() string) (string, error), ops []
 	return rs, err
 }
 
-func (s *servers) AttemptMulti(_ context.Context, ops []any) ([]zk.MultiResponse, error) {
+func (s *servers) attemptMulti(_ context.Context, _ *session.Incarnation, ops []any) ([]zk.MultiResponse, error) {
 	// Between two attempts, the code remembers only this.
 	t := s.t
-	s.told = []string{fmt.Sprint(t.made, t.open, t.why, znodes.FailedOp(t.whyRs) == 0, t.bare)}
+	s.told = []string{fmt.Sprint(t.made, t.open, t.why, znodes.FailedOp(t.whyRs) == 0)}
 	return s.multi(s.ask, ops)
 }
 
-func (s *servers) Multi(_ context.Context, ops ...any) ([]zk.MultiResponse, error) {
+func (s *servers) retryMulti(_ context.Context, _ *session.Incarnation, ops ...any) ([]zk.MultiResponse, error) {
 	return s.multi(s.retry, ops)
 }
 
-func (s *servers) Set(_ context.Context, path string, data []byte, version int32) (stat *zk.Stat, err error) {
+func (s *servers) set(_ *session.Incarnation, _ context.Context, path string, data []byte, version int32) (stat *zk.Stat, err error) {
 	op := &zk.SetDataRequest{Path: path, Data: data, Version: version}
 	_, lost := s.retry(fmt.Sprint("set ", s.log(path), version), func() string {
 		if _, err = s.execute([]any{op}); err == nil {
@@ -416,7 +423,7 @@ func (s *servers) stat(path string) *zk.Stat {
 	return &zk.Stat{Version: n.version, DataLength: int32(len(n.data))}
 }
 
-func (s *servers) Exists(_ context.Context, path string) (stat *zk.Stat, err error) {
+func (s *servers) exists(_ *session.Incarnation, _ context.Context, path string) (stat *zk.Stat, err error) {
 	_, lost := s.retry("exists "+s.log(path), func() string {
 		stat = s.stat(path)
 		return fmt.Sprint(s.nodes[path])
@@ -427,7 +434,7 @@ func (s *servers) Exists(_ context.Context, path string) (stat *zk.Stat, err err
 	return stat, nil
 }
 
-func (s *servers) AttemptCreate(_ context.Context, path string, _ []byte, _ int32, _ []zk.ACL) (made string, err error) {
+func (s *servers) attemptCreate(_ context.Context, _ *session.Incarnation, path string, _ []byte, _ int32, _ []zk.ACL) (made string, err error) {
 	_, lost := s.ask("create "+s.log(path), func() string {
 		switch dir := s.nodes[znodes.ParentPath(path)]; {
 		case dir == nil:
@@ -446,7 +453,7 @@ func (s *servers) AttemptCreate(_ context.Context, path string, _ []byte, _ int3
 	return path, err
 }
 
-func (s *servers) MakeDir(_ context.Context, dir znodes.Dir) error {
+func (s *servers) makeDir(_ context.Context, _ *session.Incarnation, dir znodes.Dir) error {
 	_, err := s.retry("makedir", func() string {
 		if s.nodes[dir.Path] == nil {
 			s.nodes[dir.Path] = &znode{}
@@ -456,16 +463,8 @@ func (s *servers) MakeDir(_ context.Context, dir znodes.Dir) error {
 	return err
 }
 
-func (s *servers) Vet(context.Context, znodes.Dir) error { return nil }
-
-func (s *servers) Pause(context.Context, int) error { return nil }
-
-func (s *servers) Recall(context.Context, []any, int64) []zk.MultiResponse { return nil }
-
-func (s *servers) Loss() error { return errLoss }
-
 // drop lets the deletion arrive at any later time.
-func (s *servers) drop(_ client, l *log, _ bool) {
+func (s *servers) drop(_ *pool, _ *session.Incarnation, l *log, _ bool) {
 	path := l.path
 	s.late = append(s.late, late{"delete " + s.log(path), func() { delete(s.nodes, path) }})
 }

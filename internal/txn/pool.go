@@ -20,46 +20,25 @@ import (
 	"github.com/zsync/zsync/internal/znodes"
 )
 
-// The type `client` is a session, with the methods that a transaction needs. Tests have a model of
-// a client.
-type client interface {
-	AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error)
-	AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
-	Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error)
-	Set(ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error)
-	Exists(ctx context.Context, path string) (*zk.Stat, error)
-	Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse
-	Vet(ctx context.Context, dir znodes.Dir) error
-	MakeDir(ctx context.Context, dir znodes.Dir) error
-	Pause(ctx context.Context, try int) error
-	Loss() error
+// The type `client` has the functions by which a transaction uses a session. Tests have a model of
+// them.
+type client struct {
+	attemptMulti  func(ctx context.Context, inc *session.Incarnation, ops []any) ([]zk.MultiResponse, error)
+	attemptCreate func(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
+	multi         func(ctx context.Context, inc *session.Incarnation, ops ...any) ([]zk.MultiResponse, error)
+	set           func(inc *session.Incarnation, ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error)
+	exists        func(inc *session.Incarnation, ctx context.Context, path string) (*zk.Stat, error)
+	recall        func(ctx context.Context, inc *session.Incarnation, ops []any, zxid int64) []zk.MultiResponse
+	vet, makeDir  func(ctx context.Context, inc *session.Incarnation, dir znodes.Dir) error
+	pause         func(inc *session.Incarnation, ctx context.Context, try int) error
+	loss          func(inc *session.Incarnation) error
+	drop          func(p *pool, inc *session.Incarnation, l *log, later bool) // the method `delete`
 }
 
-// The type `actual` is a client that is no model.
-type actual struct{ *session.Incarnation }
-
-func (a actual) AttemptMulti(ctx context.Context, ops []any) ([]zk.MultiResponse, error) {
-	return znodes.AttemptMulti(ctx, a.Incarnation, ops)
-}
-
-func (a actual) AttemptCreate(ctx context.Context, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
-	return znodes.AttemptCreate(ctx, a.Incarnation, path, data, flags, acl)
-}
-
-func (a actual) Multi(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
-	return znodes.Multi(ctx, a.Incarnation, ops...)
-}
-
-func (a actual) Recall(ctx context.Context, ops []any, zxid int64) []zk.MultiResponse {
-	return znodes.Recall(ctx, a.Incarnation, ops, zxid)
-}
-
-func (a actual) Vet(ctx context.Context, dir znodes.Dir) error {
-	return znodes.Vet(ctx, a.Incarnation, dir)
-}
-
-func (a actual) MakeDir(ctx context.Context, dir znodes.Dir) error {
-	return znodes.MakeDir(ctx, a.Incarnation, dir)
+var actual = client{
+	attemptMulti: znodes.AttemptMulti, attemptCreate: znodes.AttemptCreate, multi: znodes.Multi, recall: znodes.Recall,
+	set: (*session.Incarnation).Set, exists: (*session.Incarnation).Exists, vet: znodes.Vet, makeDir: znodes.MakeDir,
+	pause: (*session.Incarnation).Pause, loss: (*session.Incarnation).Loss, drop: (*pool).delete,
 }
 
 // The type `log` is a znode that only this client writes.
@@ -125,10 +104,9 @@ func IsLog(data []byte, stat *zk.Stat) bool {
 // The type `pool` has the logs that no transaction uses now: the ephemeral logs of one session, or
 // all persistent logs of a Session.
 type pool struct {
+	client
 	m     *session.Manager
 	flags int32 // of its znodes
-
-	drop func(inc client, l *log, later bool) // the method `delete`, or its model
 
 	shut shared.Cache[bool] // true for directories in which the servers do not let us make or write logs
 
@@ -138,13 +116,7 @@ type pool struct {
 }
 
 func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
-	return shared.Attached(attached, func() *pool { return newPool(m, flags) })
-}
-
-func newPool(m *session.Manager, flags int32) *pool {
-	p := &pool{m: m, flags: flags}
-	p.drop = p.delete
-	return p
+	return shared.Attached(attached, func() *pool { return &pool{client: actual, m: m, flags: flags} })
 }
 
 // A pool keeps at most MaxIdle logs in a directory, and at most MaxIdleAll in all. After use,
@@ -175,7 +147,7 @@ func (p *pool) take(dir string) *log {
 
 // The method `put` puts l into the pool for another transaction, or deletes l. It keeps no ephemeral
 // log that is not at the root, because the directory of the log could not be deleted.
-func (p *pool) put(inc client, l *log, again bool) {
+func (p *pool) put(inc *session.Incarnation, l *log, again bool) {
 	p.mu.Lock()
 	beside := 0
 	for _, other := range p.idle {
@@ -193,7 +165,7 @@ func (p *pool) put(inc client, l *log, again bool) {
 	p.mu.Unlock()
 	switch {
 	case !kept:
-		p.drop(inc, l, false)
+		p.drop(p, inc, l, false)
 	case sweep:
 		leaving, done := p.m.BeforeClose() // called before Spawn, so that a Close at this moment waits for the sweep
 		p.m.Spawn(func() {
@@ -222,7 +194,7 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 		p.mu.Unlock()
 		for some := range slices.Chunk(paths, 128) {
 			if inc, err := p.m.Incarnation(session.Finishing); err == nil {
-				p.remove(inc, closing, some...)
+				p.remove(inc, some...)
 			}
 		}
 		if more {
@@ -236,26 +208,20 @@ func (p *pool) sweep(leaving <-chan struct{}) {
 	}
 }
 
-// The method `remove` deletes logs in the background, or in this goroutine if the Session is closing,
-// because Close waits for it. If this session ends first, the next session deletes them. If the servers
-// refuse the deletion, only this session tries it again.
-func (p *pool) remove(inc *session.Incarnation, closing bool, paths ...string) *znodes.Deletion {
-	by := func() error {
+// The method `remove` deletes logs in the background. If this session ends first, the next session
+// deletes them. If the servers refuse the deletion, only this session tries it again.
+func (p *pool) remove(inc *session.Incarnation, paths ...string) *znodes.Deletion {
+	return znodes.Tidy(inc, &znodes.Deletion{Paths: paths, By: func() error {
 		return p.m.During(session.Finishing, func(inc *session.Incarnation) error { return znodes.RemoveNow(session.Finishing, inc, paths...) })
-	}
-	if closing {
-		by()
-		return nil
-	}
-	return znodes.Tidy(inc, &znodes.Deletion{Paths: paths, By: by})
+	}})
 }
 
 // The method `delete` deletes l in the background. If `later` is true, a request that creates l may
 // still arrive, and delete first waits until it cannot, unless l is ephemeral.
-func (p *pool) delete(client client, l *log, later bool) {
-	inc, m := client.(actual).Incarnation, p.m
+func (p *pool) delete(inc *session.Incarnation, l *log, later bool) {
+	m := p.m
 	if p.ephemeral() || !later {
-		d := p.remove(inc, false, l.path)
+		d := p.remove(inc, l.path)
 		if p.ephemeral() && l.dir != m.Full("/") {
 			d.Await(session.ReleaseTime)
 		}
@@ -270,6 +236,6 @@ func (p *pool) delete(client client, l *log, later bool) {
 		case <-m.Over:
 			return
 		}
-		p.remove(inc, session.IsClosed(leaving), l.path)
+		p.remove(inc, l.path)
 	})
 }

@@ -39,13 +39,11 @@ var ErrUnknown = errors.New("it may have been applied")
 
 // The type `transaction` is a list of operations that are applied together, exactly once.
 type transaction struct {
-	m    *session.Manager
 	pool *pool
 	dirs []string // the directories for the log: the first directory in which the servers permit a log is used
 	ops  []any    // with full paths, which include the chroot
-	bare bool     // t is applied without a log, because the servers permit no log
 
-	log   *log
+	log   *log               // nil in an attempt if the servers permit no log
 	made  bool               // log is new, and not from the pool
 	open  bool               // an attempt got no reply, so it may have been applied, or may be applied later
 	why   error              // the error that t returns, unless an open attempt was applied
@@ -77,8 +75,8 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 // the chroot. If the error is ErrEnded, nothing was applied, and nothing will be.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
-	t := &transaction{m: m, pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
-	return t.apply(ctx, func(f func(client) error) error { return f(actual{inc}) })
+	t := &transaction{pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
+	return t.apply(ctx, func(f func(*session.Incarnation) error) error { return f(inc) })
 }
 
 // Across is a variant of [Session]: if a session ends, Across continues in the next session. The
@@ -97,18 +95,16 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	// BeforeClose themselves.
 	_, stay := m.BeforeClose()
 	defer stay()
-	t := &transaction{m: m, pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
-	return t.apply(ctx, func(f func(client) error) error {
-		return m.During(ctx, func(inc *session.Incarnation) error { return f(actual{inc}) })
-	})
+	t := &transaction{pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
+	return t.apply(ctx, func(f func(*session.Incarnation) error) error { return m.During(ctx, f) })
 }
 
 // The method `apply` applies t. The argument `during` calls a function in one session, or in one
 // session after another, until that function returns nil or an error other than ErrEnded.
-func (t *transaction) apply(ctx context.Context, during func(func(client) error) error) ([]zk.MultiResponse, error) {
-	var inc client
-	err := during(func(c client) error {
-		inc = c
+func (t *transaction) apply(ctx context.Context, during func(func(*session.Incarnation) error) error) ([]zk.MultiResponse, error) {
+	var inc *session.Incarnation
+	err := during(func(in *session.Incarnation) error {
+		inc = in
 		return t.during(ctx, inc)
 	})
 	if t.log != nil {
@@ -117,7 +113,7 @@ func (t *transaction) apply(ctx context.Context, during func(func(client) error)
 	switch {
 	case !t.open:
 	case errors.Is(err, session.ErrEnded):
-		err = inc.Loss()
+		err = t.pool.loss(inc)
 	case ctx.Err() != nil:
 		err = session.CtxErr(ctx)
 	case session.OutcomeOf(err) != session.Unknown: // for example, the servers now refuse the credentials
@@ -125,13 +121,13 @@ func (t *transaction) apply(ctx context.Context, during func(func(client) error)
 	default:
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
-	return znodes.BareResponses(t.m, t.rs), err
+	return znodes.BareResponses(t.pool.m, t.rs), err
 }
 
 // The method `during` makes attempts in one session, until it knows whether an attempt was applied.
-func (t *transaction) during(ctx context.Context, inc client) error {
+func (t *transaction) during(ctx context.Context, inc *session.Incarnation) error {
 	for try := 0; ; {
-		if t.log == nil && !t.bare {
+		if t.log == nil {
 			if err := t.begin(ctx, inc); err != nil {
 				return err
 			}
@@ -140,13 +136,13 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 		if l != nil {
 			ops = append([]any{l.write()}, ops...)
 		}
-		rs, err := inc.AttemptMulti(ctx, ops)
+		rs, err := t.pool.attemptMulti(ctx, inc, ops)
 		t.open = t.open || session.OutcomeOf(err) == session.Unknown
 		switch {
 		case l == nil && t.open:
 			return fmt.Errorf("without permission to create beside it that cannot be found out: %w", err)
 		case session.OutcomeOf(err) != session.Answered:
-			if err := again(ctx, inc, try, err); err != nil {
+			if err := t.again(ctx, inc, try, err); err != nil {
 				return err
 			}
 			try++
@@ -174,7 +170,7 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 		// They refused the operation on the log, so t takes another log. If t has just created this log,
 		// and may not write it, the next log must be in another directory.
 		if t.log != nil && !session.IsNoNode(err) { // nil: settle has deleted it
-			t.pool.drop(inc, l, false)
+			t.pool.drop(t.pool, inc, l, false)
 		}
 		t.log, t.why, t.whyRs = nil, nil, nil
 		if t.made && session.IsAnswer(err, zk.ErrNoAuth) {
@@ -191,11 +187,11 @@ func (t *transaction) during(ctx context.Context, inc client) error {
 // error, no attempt will be applied later, and t.why is the refusal. After an error, an attempt is
 // still open. Such an error does not wrap the servers' answer about the log: a caller would take it
 // for a refusal of t.
-func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk.MultiResponse) (applied bool, err error) {
+func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why error, rs []zk.MultiResponse) (applied bool, err error) {
 	err = why
 	if znodes.FailedOp(rs) != 0 || !session.IsBadVersion(err) { // else the log is known to have another version
 		t.why, t.whyRs = why, rs
-		stat, e := inc.Set(ctx, t.log.path, t.log.holds(false), t.log.version)
+		stat, e := t.pool.set(inc, ctx, t.log.path, t.log.holds(false), t.log.version)
 		switch {
 		case e == nil:
 			t.log.version, t.open = stat.Version, false
@@ -205,9 +201,9 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 		}
 		err = e
 	}
-	path := t.m.Bare(t.log.path)
+	path := t.pool.m.Bare(t.log.path)
 	for deleted := false; ; {
-		stat, e := inc.Exists(ctx, t.log.path)
+		stat, e := t.pool.exists(inc, ctx, t.log.path)
 		switch {
 		case e != nil && session.OutcomeOf(e) == session.Answered:
 			return false, fmt.Errorf("its log %s cannot be read: %v", path, e)
@@ -217,7 +213,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 			return false, fmt.Errorf("its log %s was deleted: %v", path, err)
 		case t.log.wrote(true, stat), t.log.wrote(false, stat) && t.why != nil:
 			if applied = t.log.wrote(true, stat); applied {
-				t.rs = inc.Recall(ctx, t.ops, stat.Mzxid)
+				t.rs = t.pool.recall(ctx, inc, t.ops, stat.Mzxid)
 			}
 			t.log.version, t.open = stat.Version, false
 			return applied, nil
@@ -229,7 +225,7 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 		// The log is unchanged, and its ACL does not let us write it. So we delete the log at this
 		// version. If an attempt is applied first, the servers answer BadVersion. If the reply to the
 		// deletion is lost, the servers answer NoNode, as if another client had deleted the log.
-		switch _, e := inc.Multi(ctx, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
+		switch _, e := t.pool.multi(ctx, inc, &zk.DeleteRequest{Path: t.log.path, Version: t.log.version}); {
 		case e == nil:
 			t.log, t.open, t.why, t.whyRs = nil, false, why, rs
 			return false, nil
@@ -243,14 +239,14 @@ func (t *transaction) settle(ctx context.Context, inc client, why error, rs []zk
 // The method `begin` gives t a log: a log of the pool, or a new log in the first directory where
 // the servers permit a log. If they permit none, a transaction within one session is applied without
 // a log.
-func (t *transaction) begin(ctx context.Context, inc client) error {
+func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) error {
 	across, suffix := !t.pool.ephemeral(), "txn" // tools recognize a log by its suffix
 	if across {
 		suffix = "receipt"
 	}
 	first, deletes := t.ops[0].(*zk.DeleteRequest)
 	if across && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
-		if err := inc.Vet(ctx, znodes.Dir{Path: t.dirs[0]}); err != nil {
+		if err := t.pool.vet(ctx, inc, znodes.Dir{Path: t.dirs[0]}); err != nil {
 			return err
 		}
 	}
@@ -261,31 +257,31 @@ func (t *transaction) begin(ctx context.Context, inc client) error {
 		}
 		l := &log{dir: dir, path: znodes.ChildPath(dir, znodes.ProtectedName(znodes.NewGUID(), suffix))}
 		if shut, _ := t.pool.shut.Load(dir); !shut {
-			_, err = inc.AttemptCreate(ctx, l.path, nil, t.pool.flags, logACL(t.m.Config))
+			_, err = t.pool.attemptCreate(ctx, inc, l.path, nil, t.pool.flags, logACL(t.pool.m.Config))
 		}
 		if session.OutcomeOf(err) == session.Unknown {
-			t.pool.drop(inc, l, true) // the request that creates l may still arrive
+			t.pool.drop(t.pool, inc, l, true) // the request that creates l may still arrive
 		}
 		switch {
 		case err == nil:
 			t.log, t.made = l, true
 			return nil
 		case session.OutcomeOf(err) != session.Answered:
-			if err := again(ctx, inc, try, err); err != nil {
+			if err := t.again(ctx, inc, try, err); err != nil {
 				return err
 			}
 			try++
-		case session.IsNoNode(err) && (across || dir == t.m.Full("/")):
+		case session.IsNoNode(err) && (across || dir == t.pool.m.Full("/")):
 			if across && deletes {
 				// If the znode that t deletes does not exist, create no container: the servers
 				// never remove a container that has had no child.
-				rs, err := inc.Multi(ctx, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
+				rs, err := t.pool.multi(ctx, inc, &zk.CheckVersionRequest{Path: first.Path, Version: -1})
 				if err != nil && !session.IsAnswer(err, zk.ErrNoAuth) { // NoAuth: the znode exists
 					t.rs = rs
 					return err
 				}
 			}
-			if err := inc.MakeDir(ctx, znodes.Dir{Path: dir}); err != nil {
+			if err := t.pool.makeDir(ctx, inc, znodes.Dir{Path: dir}); err != nil {
 				return err
 			}
 		case across:
@@ -297,18 +293,17 @@ func (t *transaction) begin(ctx context.Context, inc client) error {
 			i++
 		}
 	}
-	t.bare = true
 	return nil
 }
 
-// The function `again` is called when an attempt has got no answer. It waits until the next attempt
+// The method `again` is called when an attempt has got no answer. It waits until the next attempt
 // is due. If no other attempt may follow, it returns an error.
-func again(ctx context.Context, inc client, try int, err error) error {
+func (t *transaction) again(ctx context.Context, inc *session.Incarnation, try int, err error) error {
 	switch {
 	case errors.Is(err, session.ErrEnded):
 		return err
 	case ctx.Err() != nil:
 		return session.CtxErr(ctx)
 	}
-	return inc.Pause(ctx, try)
+	return t.pool.pause(inc, ctx, try)
 }
