@@ -65,7 +65,7 @@ func (c Own) Marshal(v any) (data []byte, err error) {
 	case !utf8.Valid(data): // encoding/json copies the text of a Marshaler, and changes all other strings
 		err = session.Invalid("the text of a json.Marshaler, such as a json.RawMessage, is no UTF-8, and JSON cannot hold it")
 	case bytes.Contains(data, []byte(replacement)):
-		err = checkUTF8(v)
+		checkUTF8("the value", reflect.ValueOf(v), &err)
 	}
 	return data, err
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file finds strings that are not UTF-8: encoding/json would change them silently. The file
-// encodes nothing.
+// This file finds strings that are not UTF-8: encoding/json would change them silently.
 
 // encoding/json writes these six characters for each byte that is not UTF-8. It does not write them
 // for a U+FFFD in a string, which stays as it is. But a string may itself contain the six
@@ -25,21 +24,9 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// checkUTF8 returns an error if v contains a string that encoding/json would change.
-func checkUTF8(v any) (err error) {
-	eachString("the value", reflect.ValueOf(v), func(at, s string) {
-		for i, r := range s {
-			if r == utf8.RuneError && !strings.HasPrefix(s[i:], "\uFFFD") && err == nil {
-				err = session.Invalid("%s is no UTF-8 (byte %#x at %d), and JSON cannot hold it: make it a []byte, or use WithCodec(Gob), or WithCodec(Raw) for values that are strings", at, s[i], i)
-			}
-		}
-	})
-	return err
-}
-
-// eachString calls f with each string in v that encoding/json would write, and with its place in the
-// whole value. The text `at` is the place of v.
-func eachString(at string, v reflect.Value, f func(at, s string)) {
+// checkUTF8 sets *err, unless it is set, if v contains a string that encoding/json would write and
+// change. The text `at` is the place of v in the whole value.
+func checkUTF8(at string, v reflect.Value, err *error) {
 	if !v.IsValid() || (v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface) && v.IsNil() || v.Type().Implements(marshaler) || v.CanAddr() && v.Addr().Type().Implements(marshaler) {
 		return // the text of a Marshaler is not checked
 	}
@@ -52,24 +39,28 @@ func eachString(at string, v reflect.Value, f func(at, s string)) {
 	}
 	switch v.Kind() {
 	case reflect.String:
-		f(at, v.String())
+		for i, r := range v.String() {
+			if r == utf8.RuneError && !strings.HasPrefix(v.String()[i:], "\uFFFD") && *err == nil {
+				*err = session.Invalid("%s is no UTF-8 (byte %#x at %d), and JSON cannot hold it: make it a []byte, or use WithCodec(Gob), or WithCodec(Raw) for values that are strings", at, v.String()[i], i)
+			}
+		}
 	case reflect.Pointer, reflect.Interface:
-		eachString(at, v.Elem(), f)
+		checkUTF8(at, v.Elem(), err)
 	case reflect.Slice, reflect.Array:
 		for i := range v.Len() {
-			eachString(fmt.Sprintf("%s[%d]", at, i), v.Index(i), f)
+			checkUTF8(fmt.Sprintf("%s[%d]", at, i), v.Index(i), err)
 		}
 	case reflect.Map:
 		for key, value := range v.Seq2() {
 			here := fmt.Sprintf("%s[%q]", at, fmt.Sprint(key))
-			eachString("the key "+here, key, f)
-			eachString(here, value, f)
+			checkUTF8("the key "+here, key, err)
+			checkUTF8(here, value, err)
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
 			field := v.Type().Field(i)
 			if field.Tag.Get("json") != "-" && (field.IsExported() || field.Anonymous) {
-				eachString(at+"."+field.Name, v.Field(i), f)
+				checkUTF8(at+"."+field.Name, v.Field(i), err)
 			}
 		}
 	}

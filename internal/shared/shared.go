@@ -29,19 +29,14 @@ func (s *WeakMap[K, V]) Of(key K, v *V) *V {
 	m := weak.Make(s) // the owner of s may lead to v, and v to the owner: with a strong pointer, neither would be freed
 	runtime.AddCleanup(v, func(key K) {
 		if s := m.Value(); s != nil {
-			s.drop(key)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.in[key].Value() == nil { // no new value was stored since v was freed
+				delete(s.in, key)
+			}
 		}
 	}, key)
 	return v
-}
-
-// The method `drop` removes the entry of a value that the garbage collector has freed.
-func (s *WeakMap[K, V]) drop(key K) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.in[key].Value() == nil { // no new value was stored since then
-		delete(s.in, key)
-	}
 }
 
 // Attached returns the T in m. If m has none, Attached stores the result of `first`. So m has at most
