@@ -190,11 +190,11 @@ func (t *Writer) run() {
 		t.pending = nil
 		t.mu.Unlock()
 		lines := int64(bytes.Count(text, []byte("\n")))
-		if torn && lines > 0 {
+		if torn {
 			text = append([]byte("\n"), text...)
 		}
-		if n, err := t.write(text); err != nil {
-			torn = torn || n > 0
+		n, err := t.write(text)
+		if torn = err != nil && (torn || n > 0); err != nil {
 			t.mu.Lock()
 			t.dropped += lines
 			t.mu.Unlock()
@@ -202,8 +202,6 @@ func (t *Writer) run() {
 				failed = true
 				t.log(err)
 			}
-		} else if lines > 0 {
-			torn = false
 		}
 		if closed {
 			return
