@@ -137,25 +137,21 @@ func (s roomState) bytes() []byte {
 }
 
 func parseRoomState(data []byte) (roomState, error) {
-	var s roomState
-	bad := session.Invalid("the znode holds %.64q, which is not from a double barrier", data)
 	n, rest, _ := strings.Cut(string(marks.Unmark(data)), " ")
-	var err error
-	if s.n, err = strconv.Atoi(n); err != nil || s.n < 1 {
-		return s, bad
-	}
+	parties, bad := strconv.Atoi(n)
+	s := roomState{n: parties}
 	for f := range strings.FieldsSeq(rest) {
 		var r round
-		if k, err := fmt.Sscanf(f, "%d:%d:%d", &r.version, &r.after, &r.last); err != nil || k != 3 {
-			return s, bad
-		}
-		s.rounds = append(s.rounds, r)
+		_, err := fmt.Sscanf(f, "%d:%d:%d", &r.version, &r.after, &r.last)
+		s.rounds, bad = append(s.rounds, r), cmp.Or(bad, err)
+	}
+	if bad != nil || s.n < 1 {
+		return s, session.Invalid("the znode holds %.64q, which is not from a double barrier", data)
 	}
 	return s, nil
 }
 
-// New returns the double barrier at `path`. It does no I/O. All double barriers of a Session share
-// the map `leftovers`.
+// New returns the double barrier at `path`. It does no I/O.
 func New(m *session.Manager, path string, leftovers *sync.Map) *DoubleBarrier {
 	dir := m.Full(path)
 	return &DoubleBarrier{
@@ -293,10 +289,7 @@ func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n i
 		} else if err = znodes.CreateEphemeral(ctx, inc, &made); err != nil { // Steps 1 and 2.
 			return false, err
 		} else {
-			me, ok := lock.ParseChild(znodes.BaseName(made.Path), partyBase)
-			if !ok {
-				panic("zsync: BUG: created " + made.Path + ", which is no party")
-			}
+			me, _ := lock.ParseChild(znodes.BaseName(made.Path), partyBase)
 			p = &party{Claim: &lock.Claim{Hold: lock.Hold{Incarnation: inc}, Line: &b.line, Path: made.Path, Child: me, Unwatched: true}}
 			room, err = made.Node, made.ReadErr
 		}
@@ -345,14 +338,11 @@ func (b *DoubleBarrier) removeLeftovers(ctx context.Context, inc *session.Incarn
 			continue // of another room
 		}
 		path, err := znodes.Find(ctx, inc, b.Room, guid)
-		if err != nil {
-			return err
-		}
 		if path != "" {
-			// If the session ends, the ghost is deleted, too.
-			if err := znodes.Remove(inc, path).Outcome(ctx); err != nil && !session.IsNoNode(err) {
-				return err
-			}
+			err = znodes.Remove(inc, path).Outcome(ctx) // if the session ends, the ghost is deleted, too
+		}
+		if err != nil && !session.IsNoNode(err) {
+			return err
 		}
 		b.leftovers.Delete(ghost)
 	}
