@@ -155,15 +155,6 @@ func (s *Scanner) Strings() (names []string) {
 	return names
 }
 
-// Stat takes a Stat.
-func (s *Scanner) Stat() *zk.Stat {
-	b := s.Take(StatSize)
-	if s.Bad {
-		return nil
-	}
-	return ParseStat(b)
-}
-
 // ACL takes a list of permissions.
 func (s *Scanner) ACL() (acl []zk.ACL) {
 	for n := s.Int32(); n > 0 && !s.Bad; n-- {

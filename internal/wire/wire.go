@@ -123,8 +123,12 @@ func (s *Scanner) Next() (op int32, more bool) {
 // StatSize is the size of a Stat on the wire.
 const StatSize = 68
 
-// ParseStat reads a Stat of StatSize bytes.
-func ParseStat(p []byte) *zk.Stat {
+// Stat takes a Stat.
+func (s *Scanner) Stat() *zk.Stat {
+	p := s.Take(StatSize)
+	if s.Bad {
+		return nil
+	}
 	i64 := func(at int) int64 { return int64(binary.BigEndian.Uint64(p[at:])) }
 	i32 := func(at int) int32 { return int32(binary.BigEndian.Uint32(p[at:])) }
 	return &zk.Stat{

@@ -192,9 +192,7 @@ func parseBundle(s *wire.Scanner, n int) (nodes []session.Node, err error) {
 		switch op {
 		case wire.OpGetData:
 			data := bytes.Clone(s.Buffer())
-			if stat := s.Take(wire.StatSize); !s.Bad {
-				nodes = append(nodes, session.Node{Data: data, Stat: wire.ParseStat(stat)})
-			}
+			nodes = append(nodes, session.Node{Data: data, Stat: s.Stat()})
 		case wire.OpFailed:
 			if code := s.Int32(); code != wire.CodeNoNode {
 				err = wire.Error(code)
