@@ -20,23 +20,20 @@ import (
 // name again.
 func Dial(ctx context.Context, s *Shared, addr string, limit time.Duration) (*Conn, error) {
 	deadline := time.Now().Add(limit)
-	socket, err := s.dial(ctx, addr, limit)
-	if err != nil {
-		return nil, err
-	}
-	return New(s, socket, addr, deadline), nil
-}
-
-func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	dial := dialTCP
-	if s.Dialer != nil {
-		dial = func(ctx context.Context, addr string) (net.Conn, error) { return s.dialOwn(ctx, addr, limit) }
+	var c net.Conn
+	var err error
+	if s.Dialer == nil {
+		c, err = dialTCP(ctx, addr)
+	} else {
+		c, err = s.dialOwn(ctx, addr, limit)
 	}
-	c, err := dial(ctx, addr)
-	if err != nil || s.TLS == nil {
-		return c, err
+	switch {
+	case err != nil:
+		return nil, err
+	case s.TLS == nil:
+		return New(s, c, addr, deadline), nil
 	}
 	tlsConfig := s.TLS.Clone()
 	if tlsConfig.ServerName == "" {
@@ -52,7 +49,7 @@ func (s *Shared) dial(ctx context.Context, addr string, limit time.Duration) (ne
 		}
 		return nil, err
 	}
-	return t, nil
+	return New(s, t, addr, deadline), nil
 }
 
 // RefusesTLS reports whether err is a rejected certificate, of either side, or a similar failure of
@@ -74,7 +71,7 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	dice.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
+	dice.Rand().Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
 	return dialEach(ctx, ips, func(ctx context.Context, ip string) (net.Conn, error) {
 		return d.DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
 	})

@@ -117,9 +117,9 @@ func TestAnAlertOfTheServerIsARefusal(t *testing.T) {
 	})
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		s := &Shared{TLS: &tls.Config{InsecureSkipVerify: true, MaxVersion: version}}
-		c, err := s.dial(t.Context(), ln.Addr().String(), 10*time.Second)
+		c, err := Dial(t.Context(), s, ln.Addr().String(), 10*time.Second)
 		if err == nil {
-			_, err = c.Read(make([]byte, 1))
+			_, err = c.Conn.Read(make([]byte, 1))
 			c.Close()
 		}
 		if !RefusesTLS(err) {
@@ -146,7 +146,7 @@ func TestAServerThatResetsTheHandshakeOfTLSDoesNotSpeakTLS(t *testing.T) {
 		}
 	})
 	s := &Shared{TLS: &tls.Config{InsecureSkipVerify: true}}
-	_, err = s.dial(t.Context(), ln.Addr().String(), 10*time.Second)
+	_, err = Dial(t.Context(), s, ln.Addr().String(), 10*time.Second)
 	if !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), "does not speak TLS") {
 		t.Errorf("%v, want a reset connection, and the reason", err)
 	}

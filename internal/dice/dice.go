@@ -33,18 +33,8 @@ func (s *source) Uint64() uint64 {
 	return s.rnd.Uint64()
 }
 
-// The function `draw` returns a new Rand over `seeded`. The state is in `seeded`, so each call may
-// use a new Rand.
-func draw() *rand.Rand { return rand.New(&seeded) }
+// Rand returns a Rand whose state is in `seeded`, so each call may use a new Rand.
+func Rand() *rand.Rand { return rand.New(&seeded) }
 
 // Below returns a duration in [0, d). d must be positive.
-func Below(d time.Duration) time.Duration { return time.Duration(draw().Int64N(int64(d))) }
-
-// IntN returns a number in [0, n). n must be positive.
-func IntN(n int) int { return draw().IntN(n) }
-
-// Float64 returns a number in [0, 1).
-func Float64() float64 { return draw().Float64() }
-
-// Shuffle puts n elements in a random order. The function `swap` exchanges the elements i and j.
-func Shuffle(n int, swap func(i, j int)) { draw().Shuffle(n, swap) }
+func Below(d time.Duration) time.Duration { return time.Duration(Rand().Int64N(int64(d))) }

@@ -301,7 +301,7 @@ func choose(lots []*lot, spread int) {
 		}
 	}
 	if choice != nil {
-		i := choice[dice.IntN(len(choice))]
+		i := choice[dice.Rand().IntN(len(choice))]
 		t := lots[i]
 		copy(lots[1:], lots[:i])
 		lots[0] = t

@@ -468,7 +468,7 @@ func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string
 			return "", nil, err
 		}
 		all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at) })
-		dice.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		dice.Rand().Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		all = all[:min(len(all), 16)]
 		nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, all, func(name string) string { return name }))
 		if err != nil {

@@ -67,5 +67,5 @@ func (b RetryPolicy) Delay(try int) time.Duration {
 		d = time.Duration(g)
 	}
 	// d/2, because d as a float64 may exceed the largest Duration
-	return d - time.Duration(float64(d/2)*b.Jitter*dice.Float64())*2
+	return d - time.Duration(float64(d/2)*b.Jitter*dice.Rand().Float64())*2
 }

@@ -21,7 +21,7 @@ import (
 
 func New(hosts []string, chroot string, cfg Config) *Manager {
 	hosts = slices.Clone(hosts)
-	dice.Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
+	dice.Rand().Shuffle(len(hosts), func(i, j int) { hosts[i], hosts[j] = hosts[j], hosts[i] })
 	m := &Manager{
 		Config:   cfg,
 		Owner:    []byte(cfg.Owner),

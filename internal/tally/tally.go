@@ -413,7 +413,7 @@ func (t *Tally) write(inc *session.Incarnation, sum int, others []openTasks) (sh
 	}
 	alone := short == 0 // the tasks of other sessions outlive this session; so does the transaction that ends them
 	// The order is random, because processes that start with different znodes collide less.
-	dice.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	dice.Rand().Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	size := 0
 	for _, a := range others {
 		if short > 0 && size < znodes.MaxPacket/2 {
