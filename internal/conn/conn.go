@@ -249,9 +249,7 @@ func (c *Conn) end() (lost []Request) {
 // example because it has just ended, all of them fail with ErrUnsent, and Send returns false.
 func (c *Conn) Send(rs ...Request) bool {
 	mine, ok := c.put(rs)
-	if mine != nil {
-		c.writeOut(mine)
-	}
+	c.writeOut(mine)
 	if !ok {
 		for _, r := range rs {
 			r.Fail(ErrUnsent)
@@ -327,9 +325,6 @@ func (c *Conn) write() {
 	for {
 		select {
 		case <-c.more:
-			for _, key := range c.s.Watches.surplus() {
-				c.RemoveWatch(key)
-			}
 		case <-ticker.C:
 			c.mu.Lock()
 			c.pingLocked()
@@ -337,20 +332,24 @@ func (c *Conn) write() {
 		case <-c.closed:
 			return
 		}
+		for _, key := range c.s.Watches.surplus() {
+			c.RemoveWatch(key)
+		}
 		var p []byte
 		c.mu.Lock()
 		if !c.busy && len(c.out) > 0 { // a goroutine that is writing calls wroteLocked at its end
 			p = c.takeLocked()
 		}
 		c.mu.Unlock()
-		if p != nil {
-			c.writeOut(p)
-		}
+		c.writeOut(p)
 	}
 }
 
-// writeOut writes `p`, which the caller has taken from `out`.
+// writeOut writes `p`, which the caller has taken from `out`, if it has taken anything.
 func (c *Conn) writeOut(p []byte) {
+	if len(p) == 0 {
+		return
+	}
 	err := c.writeAll(p)
 	if err != nil {
 		// The server may have received only a part of the packets, so the connection must end. Before that,
@@ -410,6 +409,7 @@ func (c *Conn) requestLocked(op int32, body []byte) {
 	xid := c.s.NextXid()
 	c.awaitLocked(sentInfo{xid: xid, at: c.s.Sending(), op: op})
 	c.out = append(c.out, wire.EndPacket(append(wire.AppendHeader(nil, xid, op), body...))...)
+	c.s.Requests.Add(1)
 	c.wroteLocked()
 }
 
@@ -459,13 +459,17 @@ func (c *Conn) pingLocked() {
 	c.wroteLocked()
 }
 
-// Bye asks the server to end the session.
+// Bye asks the server to end the session. The goroutine of the handshake may call it instead of Begin.
 func (c *Conn) Bye() {
 	c.ends.Store(true)
+	var mine []byte
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.requestLocked(wire.OpCloseSession, nil)
-	c.s.Requests.Add(1)
+	if !c.began {
+		mine = c.takeLocked()
+	}
+	c.mu.Unlock()
+	c.writeOut(mine)
 }
 
 // replyHeader is the size of the header of every packet from a server: length, xid, zxid and
@@ -620,7 +624,9 @@ func (c *Conn) received(xid, code int32, body []byte, now time.Time) error {
 		// find either the request in `sent`, or the watch.
 		at := len(body) - 24
 		ours := code == 0 && at >= 0 && int64(binary.BigEndian.Uint64(body[at:])) == c.id
-		c.s.Watches.answered(WatchKey{info.op, info.r.Path()}, code, ours)
+		if c.s.Watches.answered(WatchKey{info.op, info.r.Path()}, code, ours) {
+			c.wroteLocked()
+		}
 	}
 	c.mu.Unlock()
 	if i < 0 {
@@ -698,7 +704,6 @@ func (c *Conn) RemoveWatch(key WatchKey) {
 		kind = 1
 	}
 	c.requestLocked(wire.OpRemoveWatches, wire.AppendInt32(wire.AppendString(nil, key.Path), kind))
-	c.s.Requests.Add(1)
 }
 
 // The connection is closed after the time `silence` without a reply.

@@ -311,14 +311,14 @@ func TestAMachineSendsNothingAfterACloseButTheEndOfASession(t *testing.T) {
 			server, err := l.Accept()
 			harness.Must(t, err)
 			defer server.Close()
-			c := New(&Shared{Sending: func() lease.Stamp { return lease.Stamp{At: time.Now()} }}, socket, "x:1", time.Now().Add(time.Minute))
+			c := New(&Shared{Requests: new(atomic.Int64), Sending: func() lease.Stamp { return lease.Stamp{At: time.Now()} }}, socket, "x:1", time.Now().Add(time.Minute))
 			harness.Must(t, socket.(*net.TCPConn).SetWriteBuffer(64<<10)) // a fixed size, which the system does not increase
 			harness.Must(t, server.(*net.TCPConn).SetReadBuffer(64<<10))
 			socket.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 			sent, err := socket.Write(make([]byte, 64<<20)) // until no buffer has room
 			harness.WantErr(t, err, os.ErrDeadlineExceeded)
 			if end {
-				c.EndSession()
+				c.Bye()
 			}
 			c.Close()
 			c.Over()

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -28,10 +27,9 @@ type Hello struct {
 	Timeout  time.Duration
 }
 
-// Connect asks the server to open the session, or to continue it, and returns the reply. The
-// argument `asked` is the time of the call.
-func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
-	c.asked = asked
+// Connect asks the server to open the session, or to continue it, and returns the reply.
+func (c *Conn) Connect(ask Hello) (got Hello, err error) {
+	c.asked = time.Now()
 	if ask.ID == 0 {
 		ask.Password = make([]byte, 16)
 	}
@@ -43,13 +41,14 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if _, err := c.Conn.Write(out); err != nil {
 		return got, err
 	}
+	_, secure := c.Conn.(*tls.Conn)
 	var size [4]byte
 	switch _, err := io.ReadFull(c.r, size[:]); {
-	case errors.Is(err, io.EOF) && !isTLS(c.Conn):
+	case errors.Is(err, io.EOF) && !secure:
 		return got, fmt.Errorf("%w instead of an answer to the handshake; a server that speaks TLS (see WithTLS) may do so", err)
 	case err != nil:
 		return got, err
-	case size[0] == 21 && size[1] == 3 && !isTLS(c.Conn): // an alert of TLS, version 1.x
+	case size[0] == 21 && size[1] == 3 && !secure: // an alert of TLS, version 1.x
 		return got, fmt.Errorf("%w: the server speaks TLS: use WithTLS", ErrHandshake)
 	}
 	n := binary.BigEndian.Uint32(size[:])
@@ -67,7 +66,7 @@ func (c *Conn) Connect(ask Hello, asked time.Time) (got Hello, err error) {
 	if got.Password = scan.Data(); scan.Bad || got.ID != 0 && got.Timeout <= 0 {
 		return got, fmt.Errorf("%w: session of %v", ErrHandshake, got.Timeout)
 	}
-	c.trip = time.Since(asked)
+	c.trip = c.Age()
 	return got, nil
 }
 
@@ -110,29 +109,19 @@ func (c *Conn) Authenticate(ctx context.Context, id int64) error {
 	return err
 }
 
-// EndSession asks the server to end the session of this handshake. Call it instead of Begin.
-func (c *Conn) EndSession() {
-	c.ends.Store(true)
-	c.mu.Lock()
-	c.requestLocked(wire.OpCloseSession, nil)
-	p := c.takeLocked()
-	c.mu.Unlock()
-	c.writeOut(p)
-}
-
 // End ends an abandoned session over a connection of its own, which is used for nothing else. It
 // returns nil if the session has ended, now or earlier. A server that renews the session by the
 // handshake also ends it by the request. If the connection breaks between the two, the session lives
 // for one more timeout, unless another attempt ends it.
 func (c *Conn) End(ctx context.Context, ask Hello) error {
-	got, err := c.Connect(ask, time.Now())
+	got, err := c.Connect(ask)
 	if err != nil || got.ID == 0 { // 0: the session has expired
 		return err
 	}
 	if err := c.Authenticate(ctx, got.ID); err != nil {
 		return err
 	}
-	c.EndSession()
+	c.Bye()
 	if got.ID != ask.ID { // the request ends this other session
 		return fmt.Errorf("%w: session 0x%x", ErrHandshake, uint64(got.ID))
 	}
@@ -154,14 +143,13 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.mu.Lock()
 	c.id, c.timeout = id, timeout
 	c.mu.Unlock()
-	portions := c.s.Watches.resend(c.s.replied.Load(), c.more) // as in the handshake: no request has been answered since
+	portions := c.s.Watches.resend(c.s.replied.Load()) // as in the handshake: no request has been answered since
 	for i := 0; i == 0 || i < len(portions); i++ {
 		last := i >= len(portions)-1
 		c.mu.Lock()
 		if continued && c.s.Confirm() {
 			// A delete of a znode that never exists: see package lease.
 			c.requestLocked(wire.OpDelete, wire.AppendInt32(wire.AppendString(nil, c.s.Nobody), -1))
-			c.s.Requests.Add(1)
 		}
 		if i < len(portions) {
 			c.out = append(c.out, portions[i]...)
@@ -193,9 +181,4 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 	c.mu.Unlock()
 	c.s.Spawn(c.write)
 	return nil
-}
-
-func isTLS(c net.Conn) bool {
-	_, ok := c.(*tls.Conn)
-	return ok
 }

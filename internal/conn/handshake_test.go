@@ -42,7 +42,7 @@ func TestAHandshakeThatIsNoneSaysWhatTheServerSpeaks(t *testing.T) {
 			}()
 			defer client.Close()
 			l := New(&Shared{Requests: new(atomic.Int64)}, client, "a", time.Now().Add(time.Minute))
-			_, err := l.Connect(Hello{Timeout: time.Second}, time.Now())
+			_, err := l.Connect(Hello{Timeout: time.Second})
 			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%q: %v, want %q", c.answer, err, c.want)
 			}

@@ -35,8 +35,8 @@ type WatchKey struct {
 // watch flag of every read of the key. So every change after the state that a waiter has read fires
 // the watch. A watch fires once: the waiter must then join another, and read again.
 //
-// A watch without a waiter is idle. Idle watches stay for later waiters, up to a limit. Beyond the
-// limit, the client asks the server to remove idle watches.
+// A watch without a waiter is idle. Idle watches stay for later waiters, up to a limit. At each reply
+// that arms a watch, and at each ping, the client has half of them removed if they are that many.
 //
 // No other type records whether the server has a watch. The connection calls these methods in the
 // order of the packets:
@@ -55,7 +55,6 @@ type Watches struct {
 	conn    int64 // number of the present connection, from 1; guarded by Mu, like all below
 	watches map[WatchKey]*Watch
 	Idle    map[WatchKey]struct{} // armed watches without a waiter
-	tidy    chan<- struct{}       // gets a token if there are too many idle watches: see Conn.write
 }
 
 // MaxIdleWatches is the maximum number of idle watches that a session keeps.
@@ -122,7 +121,6 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 		f()
 		return
 	}
-	h.untellLocked(w, owner)
 	w.Told = append(w.Told, telling{owner, f})
 }
 
@@ -130,50 +128,13 @@ func (h *Watches) Tell(w *Watch, owner any, f func()) {
 func (h *Watches) Untell(w *Watch, owner any) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	h.untellLocked(w, owner)
+	w.Told = slices.DeleteFunc(w.Told, func(t telling) bool { return t.owner == owner })
 }
 
-func (h *Watches) untellLocked(w *Watch, owner any) {
-	for i, t := range w.Told {
-		if t.owner == owner {
-			w.Told = slices.Delete(w.Told, i, i+1)
-			return
-		}
-	}
-}
-
-func (h *Watches) LeaveUntold(w *Watch, owner any) {
-	h.Untell(w, owner)
-	h.Leave(w)
-}
-
-// Leave ends a `Join`. It never blocks.
+// Leave ends a `Join`. It never blocks, and wakes no goroutine, so a cleanup of the runtime may call it.
 func (h *Watches) Leave(w *Watch) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	h.leaveLocked(w)
-	h.tidyLocked()
-}
-
-// tidyLocked wakes the writing goroutine of the connection if there are too many idle watches.
-func (h *Watches) tidyLocked() {
-	if len(h.Idle) > MaxIdleWatches {
-		select {
-		case h.tidy <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// Abandon replaces `Leave` for a waiter that the garbage collector has freed. The runtime calls it, so
-// it wakes no goroutine. The next call of `Leave` has surplus idle watches removed.
-func (h *Watches) Abandon(w *Watch) {
-	h.Mu.Lock()
-	defer h.Mu.Unlock()
-	h.leaveLocked(w)
-}
-
-func (h *Watches) leaveLocked(w *Watch) {
 	w.Waiters--
 	if w.Waiters > 0 || h.watches[w.Key] != w {
 		return
@@ -186,11 +147,12 @@ func (h *Watches) leaveLocked(w *Watch) {
 	h.Idle[w.Key] = struct{}{}
 }
 
-// The method `surplus` returns the idle watches to remove, so that only half of the limit remains.
+// The method `surplus` returns the idle watches to remove. If there are as many as the limit, half of
+// the limit remains.
 func (h *Watches) surplus() (keys []WatchKey) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
-	if len(h.Idle) > MaxIdleWatches {
+	if len(h.Idle) >= MaxIdleWatches {
 		keys = slices.Collect(maps.Keys(h.Idle))[MaxIdleWatches/2:]
 	}
 	return keys
@@ -223,19 +185,20 @@ func (h *Watches) ask(key WatchKey) bool {
 
 // The method `answered` processes the reply to a read of `key` with the flag. The argument `code` is
 // the reply's error code, and `ours` is true if the read has found an ephemeral znode of this session.
-// The method runs in the reading goroutine, so later events are processed later.
-func (h *Watches) answered(key WatchKey, code int32, ours bool) {
+// The method runs in the reading goroutine, so later events are processed later. If the client must
+// remove idle watches, `answered` returns true, and the caller wakes the goroutine of Conn.write.
+func (h *Watches) answered(key WatchKey, code int32, ours bool) (crowded bool) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	if code != 0 && (code != wire.CodeNoNode || key.Kind != WatchExists) {
-		return // the server has not set the watch
+		return false // the server has not set the watch
 	}
 	w := h.enterLocked(key) // perhaps all waiters have left before the server had the watch
 	w.Armed, w.missing, w.Ours, w.ArmedOn = true, code != 0, ours, h.conn
 	if w.Waiters == 0 {
 		h.Idle[key] = struct{}{}
-		h.tidyLocked() // perhaps no call of `Leave` follows, which would do that
 	}
+	return len(h.Idle) >= MaxIdleWatches
 }
 
 // Fire processes an event of a server. It never blocks. A user of the session may also call it, to
@@ -293,16 +256,15 @@ func (h *Watches) All() []*Watch {
 
 // The method `resend` is called for a new connection, before a watch is set or an event arrives on
 // it. All events of the previous connection have been processed, because one goroutine reads both. The
-// result is the packets that set all armed watches again and ask for the events after `zxid`. The
-// new connection has the channel `tidy`, and need not set surplus idle watches again.
-func (h *Watches) resend(zxid int64, tidy chan<- struct{}) (portions [][]byte) {
+// result is the packets that set all armed watches again, except surplus idle ones, and ask for the
+// events after `zxid`.
+func (h *Watches) resend(zxid int64) (portions [][]byte) {
 	for _, key := range h.surplus() {
 		h.forget(key)
 	}
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	h.conn++
-	h.tidy = tidy
 	var lists [3][]string // by kind: data, exists, children
 	size := 0
 	flush := func() {

@@ -380,7 +380,8 @@ func (c *Claim) Alone() bool {
 
 func (c *Claim) leaveLineWatchLocked() {
 	if c.lineWatch != nil {
-		c.Incarnation.Watches.LeaveUntold(c.lineWatch, c)
+		c.Incarnation.Watches.Untell(c.lineWatch, c)
+		c.Incarnation.Watches.Leave(c.lineWatch)
 		c.lineWatch, c.recalls = nil, false
 	}
 }

@@ -102,7 +102,7 @@ func StayJoined[T any](owner *T, inc *Incarnation, w *conn.Watch) (leave func())
 	within := weak.Make(inc)
 	cleanup := runtime.AddCleanup(owner, func(w weak.Pointer[conn.Watch]) {
 		if inc, w := within.Value(), w.Value(); inc != nil && w != nil {
-			inc.Watches.Abandon(w)
+			inc.Watches.Leave(w)
 		}
 	}, weak.Make(w))
 	return func() {

@@ -212,7 +212,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		inc.LeaseMu.Unlock()
 		inc.wake() // the session may now end before the watchdog would look
 	}
-	got, err := c.Connect(ask, now)
+	got, err := c.Connect(ask)
 	if err != nil {
 		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) // by the server
 		if ask.ID != 0 && !closed {
@@ -222,7 +222,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	}
 	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
 		// If this server hung, the client would wait for it during that timeout.
-		c.EndSession()
+		c.Bye()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}
 	// The SASL exchange comes first. So the client has authenticated even if it then asks the server to
@@ -239,7 +239,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		}
 		return zk.ErrSessionExpired
 	case got.ID != ask.ID && (ask.ID != 0 || ended != nil):
-		c.EndSession() // no client will use this session
+		c.Bye() // no client will use this session
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
 	case ended != nil && !IsClosed(inc.Manager.Over):
@@ -250,7 +250,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	case ended != nil: // the whole Session is closed
 		inc.last.Lock()
 		inc.end(ErrClosed)
-		c.EndSession()
+		c.Bye()
 		inc.last.Unlock()
 		return ended
 	}

@@ -36,7 +36,6 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 		ctx, expire := context.WithTimeout(m.over, limit)
 		c, err := conn.Dial(ctx, &inc.conns, addr, limit)
 		if err == nil {
-			m.Requests.Add(1)
 			stop := context.AfterFunc(ctx, c.Close)
 			err = c.End(ctx, w)
 			stop()

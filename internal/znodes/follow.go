@@ -196,7 +196,8 @@ func (f *follower) ring(part string) {
 
 func (f *follower) drop(part string) {
 	if w := f.watches[part]; w != nil {
-		f.inc.Watches.LeaveUntold(w, f)
+		f.inc.Watches.Untell(w, f)
+		f.inc.Watches.Leave(w)
 		delete(f.watches, part)
 		delete(f.parts, part)
 	}
