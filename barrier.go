@@ -109,38 +109,35 @@ func (b *Barrier) Wait(ctx context.Context) error {
 	return b.waiting(ctx, "barrier", func(ctx context.Context) error {
 		b.s.m.Waiters.Add(1)
 		defer b.s.m.Waiters.Add(-1)
-		return b.s.m.During(ctx, func(inc *session.Incarnation) error { return b.await(ctx, inc, &closed) })
-	})
-}
-
-// The method `await` does the work of Wait within one session.
-func (b *Barrier) await(ctx context.Context, inc *session.Incarnation, closed **zk.Stat) error {
-	key := conn.WatchKey{Kind: conn.WatchData, Path: b.s.m.Full(b.path)}
-	read := inc.GetFresh // a server that lags could show a closed barrier as open
-	return inc.EachChange(ctx, key, 0, func(w *conn.Watch) (open bool, err error) {
-		data, stat, err := read(ctx, key.Path) // Step 1.
-		read = inc.Get
-		switch {
-		case session.IsNoNode(err): // Step 2.
-			return true, nil
-		case err != nil:
-			return false, err
-		case znodes.Unstored(data, stat):
-			return false, znodes.Mixed(b.s.m, key.Path)
-		case *closed == nil:
-			*closed = stat
-		case (*closed).Czxid != stat.Czxid, (*closed).Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
-			return true, nil // between two reads, other processes have opened and closed the barrier, and the opening released us
-		}
-		// Other goroutines share this watch, so it may be older than this call, and its event may
-		// report an opening before the call. The order of the event and the read is unknown, so read
-		// again. If the barrier was opened after the call, and closed again, its znode is another one.
-		if session.IsClosed(w.Fired) {
-			return false, nil
-		}
-		if err := session.AwaitIn(ctx, inc, w.Fired); err != nil { // Step 3.
-			return false, err
-		}
-		return w.Event == zk.EventNodeDeleted, nil
+		return b.s.m.During(ctx, func(inc *session.Incarnation) error {
+			key := conn.WatchKey{Kind: conn.WatchData, Path: b.s.m.Full(b.path)}
+			read := inc.GetFresh // a server that lags could show a closed barrier as open
+			return inc.EachChange(ctx, key, 0, func(w *conn.Watch) (open bool, err error) {
+				data, stat, err := read(ctx, key.Path) // Step 1.
+				read = inc.Get
+				switch {
+				case session.IsNoNode(err): // Step 2.
+					return true, nil
+				case err != nil:
+					return false, err
+				case znodes.Unstored(data, stat):
+					return false, znodes.Mixed(b.s.m, key.Path)
+				case closed == nil:
+					closed = stat
+				case closed.Czxid != stat.Czxid, closed.Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data
+					return true, nil // between two reads, other processes have opened and closed the barrier, and the opening released us
+				}
+				// Other goroutines share this watch, so it may be older than this call, and its event may
+				// report an opening before the call. The order of the event and the read is unknown, so read
+				// again. If the barrier was opened after the call, and closed again, its znode is another one.
+				if session.IsClosed(w.Fired) {
+					return false, nil
+				}
+				if err := session.AwaitIn(ctx, inc, w.Fired); err != nil { // Step 3.
+					return false, err
+				}
+				return w.Event == zk.EventNodeDeleted, nil
+			})
+		})
 	})
 }

@@ -205,16 +205,13 @@ var lossTexts = map[LossReason][2]string{
 
 // String returns the reason in words.
 func (r LossReason) String() string {
-	if s := lossTexts[r][0]; s != "" {
-		return s
-	}
-	return fmt.Sprintf("LossReason(%d)", int(r))
+	return cmp.Or(lossTexts[r][0], fmt.Sprintf("LossReason(%d)", int(r)))
 }
 
 // MarshalText returns the reason as one word that never changes, for metrics.
-func (r LossReason) MarshalText() ([]byte, error) { return []byte(r.word()), nil }
-
-func (r LossReason) word() string { return cmp.Or(lossTexts[r][1], lossTexts[0][1]) }
+func (r LossReason) MarshalText() ([]byte, error) {
+	return []byte(cmp.Or(lossTexts[r][1], lossTexts[0][1])), nil
+}
 
 // lossWord returns the reason of a loss as one word, and the time from which the hold was not valid.
 func lossWord(err error) (string, time.Time) {
@@ -222,7 +219,8 @@ func lossWord(err error) (string, time.Time) {
 	if !errors.As(err, &lost) && errors.Is(err, ErrClosed) {
 		lost.Reason = LossClosed
 	}
-	return lost.Reason.word(), lost.Since
+	word, _ := lost.Reason.MarshalText()
+	return string(word), lost.Since
 }
 
 func lostError(why session.LossCause, session int64, since time.Time, cause error) error {

@@ -94,7 +94,7 @@ func NewOnce(s *Session, path string) *Once {
 // event, or its session may have ended.
 func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	if o.misuse() == nil && f == nil {
-		return o.fail("do", session.Invalid("the function is nil"))
+		return opError("do", o.path, session.Invalid("the function is nil"))
 	}
 	_, err := o.do(ctx, func(ctx context.Context, place string) ([]byte, error) {
 		return []byte(o.s.m.Config.Owner + "\n" + place), f(ctx)
@@ -102,29 +102,27 @@ func (o *Once) Do(ctx context.Context, f func(ctx context.Context) error) error 
 	return err
 }
 
-func (o *Once) fail(op string, err error) error { return opError(op, o.path, err) }
-
 // The method `do` does the work of Do, for a function that returns the data of the mark, and
 // receives the name of its znode in the line. It returns the stored data.
 func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string) ([]byte, error)) ([]byte, error) {
 	if err := o.entering(ctx, o.line.Bases); err != nil {
-		return nil, o.fail("do", err)
+		return nil, opError("do", o.path, err)
 	}
 	if data, ok, err := o.settled(); ok {
-		return data, o.fail("do", err)
+		return data, opError("do", o.path, err)
 	}
 	// The goroutines of this process share one place in the line, and one of them sends requests.
 	select {
 	case o.busy <- struct{}{}:
 	case <-ctx.Done():
-		return nil, o.fail("do", session.CtxErr(ctx))
+		return nil, opError("do", o.path, session.CtxErr(ctx))
 	case <-o.s.m.Closing: // do not wait for the goroutine that continues: its function may never return
-		return nil, o.fail("do", o.s.m.Failure())
+		return nil, opError("do", o.path, o.s.m.Failure())
 	}
 	defer func() { <-o.busy }()
 	for {
 		if data, ok, err := o.settled(); ok {
-			return data, o.fail("do", err)
+			return data, opError("do", o.path, err)
 		}
 		var data []byte
 		_, err := o.inTurn(ctx, &o.line, "do", func(ctx context.Context, stands bool) (g sight, err error) {
@@ -190,10 +188,6 @@ func (o *Once) known() *sight {
 	return nil
 }
 
-// shortMark is a number of bytes. The data of a Once's mark are always longer, because they
-// contain the name of a znode in the line.
-const shortMark = 40
-
 // The method `see` reads the znode at path: its data if `value` is true, and otherwise only whether it
 // is the mark of a Once. If `fresh` is set, it reads the data as of the call or later, without a watch.
 func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight, err error) {
@@ -214,7 +208,8 @@ func (m *made) see(ctx context.Context, path string, value, fresh bool) (g sight
 			} else {
 				seen.w = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: path})
 				stat, err = inc.Exists(ctx, path)
-				if stat != nil && (value || stat.DataLength < shortMark || stat.Cversion != 0 || stat.EphemeralOwner != 0) {
+				// The data of a mark contain the name of a znode in the line, so they have over 40 bytes.
+				if stat != nil && (value || stat.DataLength < 40 || stat.Cversion != 0 || stat.EphemeralOwner != 0) {
 					err = zk.ErrNoNode // read it: path/done may be the parent znode of another primitive
 				}
 			}
@@ -405,7 +400,7 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 // 1 if it finds the mark, and otherwise 3.
 func (o *Once) Done(ctx context.Context) (bool, error) {
 	done, err := o.done(ctx)
-	return done, o.fail("done", err)
+	return done, opError("done", o.path, err)
 }
 
 func (o *Once) done(ctx context.Context) (bool, error) {
@@ -518,7 +513,7 @@ func onceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 		defer mu.Unlock()
 		if !have || !bytes.Equal(last, data) {
 			v, bad = decode(c.codec, data)
-			bad = o.fail("decode", bad)
+			bad = opError("decode", o.path, bad)
 			have, last = true, data
 		}
 		return v, bad
@@ -536,7 +531,7 @@ func onceValue[T any](s *Session, path string, f func(ctx context.Context) (T, e
 				err = fmt.Errorf("value of %d bytes: %w", len(data), ErrTooLarge)
 			}
 			if err != nil {
-				return nil, o.fail("encode", err)
+				return nil, opError("encode", o.path, err)
 			}
 			// Check that the value can be decoded: if it cannot, every later call would fail.
 			_, err = decoded(data)

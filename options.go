@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -171,15 +172,12 @@ func WithTrace(w io.Writer) Option {
 // the session timeout.
 func WithLossOnSuspend() Option { return func(c *setup) { c.conf.LossOnSuspend = true } }
 
-// A warnings value is a handler that drops records below slog.LevelWarn.
+// A warnings value is a handler that drops records below slog.LevelWarn. zsync derives no Logger.
 type warnings struct{ slog.Handler }
 
 func (w warnings) Enabled(ctx context.Context, l slog.Level) bool {
 	return l >= slog.LevelWarn && w.Handler.Enabled(ctx, l)
 }
-
-func (w warnings) WithAttrs(as []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(as)} }
-func (w warnings) WithGroup(name string) slog.Handler    { return warnings{w.Handler.WithGroup(name)} }
 
 // A made value has the arguments that the constructor of every primitive takes.
 type made struct {
@@ -205,10 +203,7 @@ func (m *made) wrap(op string, err *error) { *err = opError(op, m.path, *err) }
 
 // The method `check` returns the reason why an operation cannot begin, or nil.
 func (m *made) check(ctx context.Context) error {
-	if err := m.misuse(); err != nil {
-		return err
-	}
-	return session.CtxErr(ctx)
+	return cmp.Or(m.misuse(), session.CtxErr(ctx))
 }
 
 // The method `during` is Manager.During for an operation of m that needs no other check.
@@ -223,10 +218,7 @@ func checkNew(s *Session, path string, err error) error {
 	if s == nil {
 		return session.Invalid("the Session is nil")
 	}
-	if err != nil {
-		return err
-	}
-	return znodes.CheckPath(path)
+	return cmp.Or(err, znodes.CheckPath(path))
 }
 
 // The function `watching` returns the channel of a method Watch or Observe of m. The function f

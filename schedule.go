@@ -169,14 +169,6 @@ type scheduleRecord struct {
 	GivenUp         time.Time // the last instant that was given up, or the zero time
 }
 
-// The method `reached` returns the last instant that was done or given up.
-func (r scheduleRecord) reached() time.Time {
-	if r.GivenUp.After(r.done) {
-		return r.GivenUp
-	}
-	return r.done
-}
-
 // The method `attempts` returns the number of failed attempts of the instant `at`.
 func (r scheduleRecord) attempts(at time.Time) int {
 	if r.At.Equal(at) {
@@ -275,7 +267,7 @@ func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (t
 func (c *Schedule) recordFailure(ctx context.Context, h *lock.Grant, r scheduleRecord, at time.Time, retries int, cause error) error {
 	text := cause.Error()
 	r.ScheduleFailure = ScheduleFailure{
-		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), maxFailureText)], "\uFFFD"), Attempts: r.attempts(at) + 1,
+		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), 4<<10)], "\uFFFD"), Attempts: r.attempts(at) + 1,
 	}
 	if r.Attempts >= retries {
 		r.GivenUp = at
@@ -289,9 +281,6 @@ func (c *Schedule) recordFailure(ctx context.Context, h *lock.Grant, r scheduleR
 	}
 	return err
 }
-
-// maxFailureText limits the recorded text of an error, in bytes.
-const maxFailureText = 4 << 10
 
 // The method `record` writes r to path/last, unless h is lost.
 func (c *Schedule) record(ctx context.Context, h *lock.Grant, r scheduleRecord) error {
@@ -348,25 +337,19 @@ func (c *Schedule) load(ctx context.Context, fresh bool) (g sight, r scheduleRec
 		return g, r, vet
 	}
 	if g, err = c.see(ctx, c.s.m.Full(c.last()), true, fresh); err == nil && g.there {
-		r, err = c.parse(g.data)
+		lines := strings.SplitN(string(g.data), "\n", 4)
+		if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
+			err = fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
+		} else if len(lines) == 4 {
+			if err = json.Unmarshal([]byte(lines[3]), &r); err != nil {
+				err = fmt.Errorf("%s: its fourth line is not a failure: %w", c.last(), err)
+			}
+		}
 	}
 	if err == nil && vet == nil {
 		c.learn(r)
 	}
 	return g, r, err
-}
-
-func (c *Schedule) parse(data []byte) (r scheduleRecord, err error) {
-	lines := strings.SplitN(string(data), "\n", 4)
-	if r.done, err = time.Parse(time.RFC3339Nano, lines[0]); err != nil {
-		return r, fmt.Errorf("%s does not begin with a time: %w", c.last(), err)
-	}
-	if len(lines) == 4 {
-		if err := json.Unmarshal([]byte(lines[3]), &r); err != nil {
-			return r, fmt.Errorf("%s: its fourth line is not a failure: %w", c.last(), err)
-		}
-	}
-	return r, nil
 }
 
 // Last returns the last done instant, as of the call or later.
@@ -467,7 +450,10 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 // instant is recorded, the instants up to `since` do not run; with MissedSkip, they never do. This process
 // has begun an attempt of the instant `begun`.
 func (c *Schedule) pick(next Timetable, r scheduleRecord, since, begun time.Time) (at time.Time, wait time.Duration, err error) {
-	now, reached := c.now(), r.reached()
+	now, reached := c.now(), r.done // reached: the last instant that was done or given up
+	if r.GivenUp.After(reached) {
+		reached = r.GivenUp
+	}
 	from := reached
 	if from.IsZero() || c.missed == MissedSkip && from.Before(since) {
 		from = since

@@ -61,9 +61,7 @@ type Semaphore struct {
 	named  int64        // the limit that NewSemaphore was given
 	limit  atomic.Int64 // the limit that was last read
 	layout Layout
-	root   string     // the full path on the server
-	leases string     // the full path of the parent of the permits' znodes
-	at     znodes.Dir // the znode at root, which has the limit
+	at     znodes.Dir // the znode at the path, which has the limit; both have full paths
 	dir    znodes.Dir // the parent of the permits' znodes
 	mark   string     // the full path of the mark that Resize creates
 	gate   *Mutex
@@ -77,7 +75,7 @@ type Semaphore struct {
 
 	calm atomic.Bool // the last request behind the gate found its permits free at once, and no attempt without the gate has failed since
 
-	followed *lock.Permits // the permits that were reported to the tracer; guarded by mu
+	followed atomic.Pointer[lock.Permits] // the permits that were reported to the tracer
 }
 
 // A client acquires permits like Curator and kazoo, but several permits at a time:
@@ -106,14 +104,14 @@ func NewSemaphore(s *Session, path string, n int64, opts ...LockOption) *Semapho
 	if m.misuse() != nil {
 		return m
 	}
-	m.root = s.m.Full(path)
+	m.at.Path = s.m.Full(path)
 	gate := znodes.ChildPath(path, "locks")
-	m.leases, m.mark = znodes.ChildPath(m.root, "leases"), znodes.ChildPath(m.root, "resized")
-	m.at, m.dir = znodes.Dir{Path: m.root}, znodes.Dir{Path: m.leases, Part: true}
-	if c.layout == LayoutKazoo { // kazoo expects that its path stays
-		gate, m.leases = path+"-__lock__", m.root
-		m.mark = m.root + "-__resized__" // no child of the path: kazoo would count it as a permit
-		m.at = znodes.Dir{Path: m.root, Data: []byte{}, Kept: true}
+	m.mark = znodes.ChildPath(m.at.Path, "resized")
+	m.dir = znodes.Dir{Path: znodes.ChildPath(m.at.Path, "leases"), Part: true}
+	if c.layout == LayoutKazoo {
+		gate = path + "-__lock__"
+		m.mark = m.at.Path + "-__resized__"   // no child of the path: kazoo would count it as a permit
+		m.at.Data, m.at.Kept = []byte{}, true // kazoo expects that its path stays
 		m.dir = m.at
 	}
 	m.limits, c.limits = c.limits, nil // the limits apply to the permits, and not to the gate
@@ -184,11 +182,11 @@ func (m *Semaphore) check(ctx context.Context, n int64) error {
 
 // The method `fits` refuses n permits that exceed the limit, or that one transaction cannot create.
 func (m *Semaphore) fits(n, limit int64) error {
-	one := znodes.SizeOf(m.s.m, m.leases, m.s.m.Owner) + 64 // the size of one permit's create request
+	one := znodes.SizeOf(m.s.m, m.dir.Path, m.s.m.Owner) + 64 // the size of one permit's create request
 	switch {
 	case n > limit:
 		return session.Invalid("%d permits exceed the limit of %d", n, limit)
-	case !m.heavy(limit) && n > int64((znodes.MaxPacket-1024-len(m.root))/one):
+	case !m.heavy(limit) && n > int64((znodes.MaxPacket-1024-len(m.at.Path))/one):
 		return fmt.Errorf("the znodes of %d permits in one transaction: %w", n, ErrTooLarge)
 	}
 	return nil
@@ -223,7 +221,7 @@ func (m *Semaphore) attempt(ctx context.Context, inc *session.Incarnation, n int
 	if !wait {
 		// A caller that does not wait may call again and again. So read first, and write only if the
 		// permits seem to be free. Both listings are newer than the call.
-		lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.leases)
+		lists, err := inc.ListFresh(ctx, m.gate.local.Line.Dir, m.dir.Path)
 		if err != nil || len(lists[0]) > 0 || m.weightOfAll(lists[1]) > q.limit-n {
 			return nil, err
 		}
@@ -302,7 +300,7 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64
 		if q := m.known.Load(); q != nil && q.inc == inc && n <= q.limit && !session.IsClosed(q.watch.Fired) {
 			return q, m.fits(n, q.limit)
 		}
-		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.root})
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.at.Path})
 		limit, stat, err := m.read(ctx, inc, n)
 		if err == nil && limit > 0 {
 			q := &quota{limit: limit, version: stat.Version, inc: inc, watch: w, leave: session.StayJoined(m, inc, w)}
@@ -321,7 +319,7 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64
 		default:
 			// If several clients write, only the first write succeeds, because each expects the same
 			// version. The next read shows the limit of the first, even if our reply was lost.
-			if _, err = inc.Set(ctx, m.root, m.stored(m.named), stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
+			if _, err = inc.Set(ctx, m.at.Path, m.stored(m.named), stat.Version); session.IsBadVersion(err) || session.IsNoNode(err) {
 				err = nil
 			}
 		}
@@ -335,14 +333,14 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64
 // none is stored, and stat is nil if there is no znode. The error is ErrInvalid if the limit differs
 // from ours, and no process has resized the semaphore.
 func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, n int64) (limit int64, stat *zk.Stat, err error) {
-	if err := znodes.VetHere(ctx, inc, m.root); err != nil {
+	if err := znodes.VetHere(ctx, inc, m.at.Path); err != nil {
 		return 0, nil, err
 	}
 	get := inc.Get
 	if n > m.limit.Load() {
 		get = inc.GetFresh // another process may have raised the limit, and the server may lag
 	}
-	data, stat, err := get(ctx, m.root)
+	data, stat, err := get(ctx, m.at.Path)
 	if session.IsNoNode(err) {
 		stat, err = nil, nil
 	}
@@ -398,20 +396,20 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 	// Resize must not lock the gate, because its holder may be waiting for this Resize. The servers
 	// check the version of the limit in a transaction that creates permits.
 	both := []any{
-		&zk.SetDataRequest{Path: m.root, Data: m.stored(n), Version: -1},
+		&zk.SetDataRequest{Path: m.at.Path, Data: m.stored(n), Version: -1},
 		&zk.CreateRequest{Path: m.mark, Acl: m.s.m.Config.ACL},
 	}
 	for ops := both; ; {
 		// Resize must not overwrite data that are not a limit.
 		err := m.s.m.During(ctx, func(inc *session.Incarnation) error {
-			data, _, err := inc.Get(ctx, m.root)
+			data, _, err := inc.Get(ctx, m.at.Path)
 			if session.IsNoNode(err) {
 				// Even if another process stores its own limit now, the transaction stores n and the mark.
 				return znodes.MakeDir(ctx, inc, m.at)
 			}
 			if err == nil && len(marks.Unmark(data)) > 0 {
 				if _, err = parseLimit(data); err == nil && m.layout != LayoutKazoo && !marks.IsDir(data) {
-					err = znodes.Mixed(m.s.m, m.root) // the data are the number of another primitive: a limit has a mark
+					err = znodes.Mixed(m.s.m, m.at.Path) // the data are the number of another primitive: a limit has a mark
 				}
 			}
 			return err
@@ -420,7 +418,7 @@ func (m *Semaphore) Resize(ctx context.Context, n int64) (err error) {
 			return err
 		}
 		// Apply the transaction exactly once: a repetition could undo the Resize of another process.
-		switch _, err = txn.Across(ctx, m.s.m, m.root+"-receipts", ops); {
+		switch _, err = txn.Across(ctx, m.s.m, m.at.Path+"-receipts", ops); {
 		case err == nil:
 			m.limit.Store(n)
 			return nil
@@ -448,7 +446,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 		if err != nil {
 			return nil, err
 		}
-		names, err := inc.Names(ctx, m.leases) // Step 2.
+		names, err := inc.Names(ctx, m.dir.Path) // Step 2.
 		free := err == nil && m.weightOfAll(names) <= q.limit-n
 		if first {
 			m.calm.Store(free)
@@ -463,7 +461,7 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 			continue
 		}
 		leases := m.name(q.limit, n) // each attempt has new names, because the previous znodes may be deleted at this moment
-		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.root, Version: q.version}}
+		holds := []*zk.CheckVersionRequest{{Path: gate.Claim.Znode(), Version: -1}, {Path: m.at.Path, Version: q.version}}
 		err = znodes.CreateEphemeral(ctx, inc, &znodes.Creation{Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Holds: holds}) // Step 4.
 		if session.IsBadVersion(err) || session.IsNoNode(err) {
 			continue // the limit has changed, or was removed with its znode
@@ -480,13 +478,13 @@ func (m *Semaphore) take(ctx context.Context, gate *lock.Grant, n int64, wait bo
 // our own create request would fire the watch without need.
 func (m *Semaphore) awaitChange(ctx context.Context, gate *lock.Grant, q *quota, n int64, ahead *lock.Ahead) error {
 	inc := q.inc
-	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.leases})
+	w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: m.dir.Path})
 	defer inc.Watches.Leave(w)
-	names, err := inc.Names(ctx, m.leases)
+	names, err := inc.Names(ctx, m.dir.Path)
 	if err != nil || m.weightOfAll(names) <= q.limit-n {
 		return err
 	}
-	ahead.Set(m.leases, names[0], len(names))
+	ahead.Set(m.dir.Path, names[0], len(names))
 	waiting, end, rest := session.EndingContext(ctx)
 	defer rest()
 	defer end(nil)
@@ -517,7 +515,7 @@ func (m *Semaphore) heavy(limit int64) bool { return limit > 1000 && m.layout !=
 // The method `name` chooses unique names for the znodes of n permits.
 func (m *Semaphore) name(limit, n int64) []lock.Permit {
 	if m.heavy(limit) {
-		return []lock.Permit{{Path: znodes.ChildPath(m.leases, lock.PermitsName(n)), Weight: n}}
+		return []lock.Permit{{Path: znodes.ChildPath(m.dir.Path, lock.PermitsName(n)), Weight: n}}
 	}
 	guid := znodes.NewGUID()
 	leases := make([]lock.Permit, n)
@@ -526,7 +524,7 @@ func (m *Semaphore) name(limit, n int64) []lock.Permit {
 		if m.layout == LayoutKazoo {
 			name = lock.KazooName(znodes.NewGUID(), "")
 		}
-		leases[i] = lock.Permit{Path: znodes.ChildPath(m.leases, name), Weight: 1}
+		leases[i] = lock.Permit{Path: znodes.ChildPath(m.dir.Path, name), Weight: 1}
 	}
 	return leases
 }
@@ -542,7 +540,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 	s, err := inc.Stake(ctx)
 	if err == nil && lapse.Outage() {
 		var names []string
-		names, err = inc.Names(ctx, m.leases)
+		names, err = inc.Names(ctx, m.dir.Path)
 		if _, whole := lock.Without(names, lock.PathsOf(leases)); err == nil && !whole {
 			err = session.ErrVanished
 		}
@@ -559,7 +557,7 @@ func (m *Semaphore) keep(ctx context.Context, inc *session.Incarnation, lapse se
 	defer m.mu.Unlock()
 	a := m.held
 	if a == nil {
-		a = lock.NewPermits(inc, s, m.root, m.leases, m.limits, &m.limit)
+		a = lock.NewPermits(inc, s, m.at.Path, m.dir.Path, m.limits, &m.limit)
 	}
 	if a.Stake != s {
 		s.Drop()
@@ -647,12 +645,11 @@ func (m *Semaphore) releaseOf(a *lock.Permits, n int64, f *session.Function) err
 
 // Lost is [Mutex.Lost] for the permits of m.
 func (m *Semaphore) Lost() <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.held == nil || m.held.Err() != nil {
+	a, err := m.standing()
+	if err != nil || a.Err() != nil {
 		return session.ClosedChan
 	}
-	return m.held.Ending().Done()
+	return a.Ending().Done()
 }
 
 // Txn is [Mutex.Txn]; it is applied only while m holds all its permits.
@@ -700,11 +697,10 @@ func (m *Semaphore) standing() (*lock.Permits, error) {
 func (m *Semaphore) Contenders(ctx context.Context) (out []Contender, err error) {
 	defer m.wrap("contenders", &err)
 	err = m.during(ctx, func(inc *session.Incarnation) error {
-		names, err := inc.Names(ctx, m.leases)
-		if err != nil {
-			return err
+		names, err := inc.Names(ctx, m.dir.Path)
+		if err == nil {
+			out, err = describe(ctx, inc, m.dir.Path, names, func(int) (Mode, bool) { return ModePermits, true })
 		}
-		out, err = describe(ctx, inc, m.leases, names, func(int) (Mode, bool) { return ModePermits, true })
 		return err
 	})
 	if err != nil {
@@ -725,14 +721,7 @@ func (m *Semaphore) op(n int64) Op {
 // The method `observe` reports the hold of m to the tracer, once, and returns the hold's context.
 // All permits of m are one hold, because a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
-	if a == nil || m.s.tracer == nil {
-		return ctx
-	}
-	m.mu.Lock()
-	news := m.followed != a
-	m.followed = a
-	m.mu.Unlock()
-	if !news {
+	if a == nil || m.s.tracer == nil || m.followed.Swap(a) == a {
 		return ctx
 	}
 	op := m.op(a.Held())

@@ -67,8 +67,8 @@ func (m *Semaphore) takeAtOnce(ctx context.Context, q *quota, n int64) ([]lock.P
 	defer m.s.m.Waiters.Add(-1)
 	leases := m.name(q.limit, n)
 	made := znodes.Creation{
-		Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.leases},
-		Holds: []*zk.CheckVersionRequest{{Path: m.root, Version: q.version}},
+		Dir: m.dir, Paths: lock.PathsOf(leases), Data: m.s.m.Owner, Also: []string{m.gate.local.Line.Dir, m.dir.Path},
+		Holds: []*zk.CheckVersionRequest{{Path: m.at.Path, Version: q.version}},
 	}
 	err := znodes.CreateEphemeral(ctx, inc, &made)
 	withdrawn := made.Undo

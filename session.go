@@ -331,8 +331,7 @@ func (o *operation) got(ctx context.Context, g *lock.Grant) context.Context {
 }
 
 // The method `waiting` calls f, the wait of a Barrier, WaitGroup or Cond, and reports it to the
-// tracer. f gets the context that the tracer makes from ctx. If ctx has ended the wait, the error
-// says how long the wait was.
+// tracer. If ctx has ended the wait, the error says how long the wait was.
 func (m *made) waiting(ctx context.Context, primitive string, f func(ctx context.Context) error) error {
 	if m.misuse() != nil {
 		return opError("wait", m.path, m.misuse())

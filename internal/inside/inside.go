@@ -40,9 +40,9 @@ func Session(primitive interface{ Path() string }) *zsync.Session {
 // SemaphoreZnodes returns the parent znode of the permits of m, and the parent znode of
 // the waiters for the internal lock of m.
 func SemaphoreZnodes(m *zsync.Semaphore) (leases, gate string) {
-	v := reflect.ValueOf(m).Elem().FieldByName("leases")
+	v := reflect.ValueOf(m).Elem().FieldByName("dir").FieldByName("Path")
 	if v.Kind() != reflect.String {
-		panic("a Semaphore has no field leases of type string")
+		panic("the field dir of a Semaphore has no field Path of type string")
 	}
 	return Manager(Session(m)).Bare(v.String()), field[zsync.Mutex](m, "gate").Path()
 }

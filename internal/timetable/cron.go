@@ -9,12 +9,8 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
-// This file has the timetables of crontab(5). It parses the five fields, and finds the
-// instants in a time zone whose clocks can change.
-
-// A Cron is a timetable of crontab(5) in a time zone. If the clocks change, a frequent job runs at
-// each minute of real time whose local time matches. Every other job is daily: if less than three
-// hours are skipped, it runs at the change; if its local time comes twice, it runs the first time.
+// A Cron is a timetable of crontab(5) in a time zone. If the clocks change, a frequent job follows
+// real time, and every other job is daily: see zsync.Cron.
 type Cron struct {
 	spec                        string
 	loc                         *time.Location
@@ -140,22 +136,7 @@ func (f field) number(text string) (int, error) {
 // String returns the fields and the zone.
 func (c *Cron) String() string { return c.spec + " in " + c.loc.String() }
 
-func (c *Cron) matches(d time.Time) bool {
-	if !has(c.mon, int(d.Month())) {
-		return false
-	}
-	dom, dow := has(c.dom, d.Day()), has(c.dow, int(d.Weekday()))
-	if c.bothDays {
-		return dom && dow
-	}
-	return dom || dow
-}
-
 func has(set uint64, n int) bool { return set>>n&1 != 0 }
-
-// The method Next tries at most `searched` days. The rarest match is February 29 on a given
-// weekday: it comes once in 28 years, or in 40 years around a year such as 2100.
-const searched = 41 * 366
 
 // Next returns the first instant after `t`, or the zero time if there is none. Like cron(8), it reads the
 // local time at each minute around a day on which the job runs.
@@ -163,9 +144,12 @@ func (c *Cron) Next(t time.Time) time.Time {
 	const change = 3 * time.Hour // the clocks change by less than this, except for a whole day
 	year, month, day := t.In(c.loc).Date()
 	day-- // if the clock is put back at midnight, the previous day can have an instant after t
-	for end := day + searched; day < end; day++ {
+	// Try 41 years. The rarest match is February 29 on a given weekday: it comes once in 28 years, or in
+	// 40 years around a year such as 2100.
+	for end := day + 41*366; day < end; day++ {
 		midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
-		if !c.matches(midnight) {
+		dom, dow := has(c.dom, midnight.Day()), has(c.dow, int(midnight.Weekday()))
+		if !has(c.mon, int(midnight.Month())) || !dom && !dow || c.bothDays && dom != dow {
 			continue
 		}
 		_, offset := time.Date(year, month, day, 12, 0, 0, 0, c.loc).Zone()

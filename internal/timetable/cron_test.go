@@ -83,7 +83,12 @@ func slowly(t *testing.T, spec string, loc *time.Location, from time.Time, days 
 	}
 	c := table.(*Cron)
 	fits := func(wall time.Time) bool { // wall is a local time, in UTC
-		return has(c.minute, wall.Minute()) && has(c.hour, wall.Hour()) && c.matches(wall)
+		dom, dow := has(c.dom, wall.Day()), has(c.dow, int(wall.Weekday()))
+		day := dom || dow
+		if c.bothDays {
+			day = dom && dow
+		}
+		return has(c.minute, wall.Minute()) && has(c.hour, wall.Hour()) && has(c.mon, int(wall.Month())) && day
 	}
 	wallOf := func(at time.Time) time.Time {
 		return time.Date(at.Year(), at.Month(), at.Day(), at.Hour(), at.Minute(), 0, 0, time.UTC)

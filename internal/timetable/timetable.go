@@ -11,8 +11,7 @@ import (
 // A Table is a timetable. Its Next returns the first instant after `t`, or the zero time.
 type Table interface{ Next(t time.Time) time.Time }
 
-// An Every is a timetable of equal intervals: the multiples of a duration since the zero
-// time.
+// An Every is the timetable of the multiples of a duration since the zero time.
 type Every time.Duration
 
 func (e Every) Next(t time.Time) time.Time {
