@@ -191,7 +191,7 @@ func (wg *WaitGroup) Lost() <-chan struct{} {
 	if hold == nil || hold.Err() != nil {
 		return session.ClosedChan
 	}
-	return hold.Lost()
+	return hold.Loss().Done()
 }
 
 // Contenders returns the parties in their order; a party inside is Holding.

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -155,19 +156,33 @@ func (p *Place) isTurn(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// The method `list` returns the contenders ahead of p. The first call uses the listing that was made with
-// the create, a later call makes a new one.
+// The method `list` returns the contenders ahead of p, in order. The first call uses the listing that was
+// made with the create, a later call makes a new one. If p is not in it, the error is ErrVanished.
+//
+// Only names are compared. If our znode was deleted, another client may have created a copy. While our
+// session counts as alive, the copy blocks other contenders, just as our znode did. The method
+// Claim.standsBy compares the owners.
 func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	c, start := p.claim, time.Now()
 	if p.roll == nil {
 		until, stop := c.Line.Manager.Until(ctx, c.Line.Manager.Closing)
 		defer stop()
 		if p.roll, err = znodes.GetRoll(until, c.Incarnation, c.Line.Dir); err != nil && !session.IsNoNode(err) {
-			return nil, cmp.Or(c.Line.Manager.Failure(), err) // NoNode: the parent and our znode are deleted, and the call of AheadOf finds that
+			return nil, cmp.Or(c.Line.Manager.Failure(), err) // NoNode: the parent and our znode are deleted, so our znode is not in the empty listing
 		}
 		p.trip = min(p.trip, time.Since(start))
 	}
-	return p.Line.AheadOf(ctx, c.Incarnation, p.Line.contenders(p.roll), c.Child)
+	all, me := p.Line.contenders(p.roll), c.Child
+	if _, _, tell := split(all); !tell || me.Exhausted() {
+		if all, err = p.Line.inOrder(ctx, c.Incarnation, all); err != nil {
+			return nil, err
+		}
+	}
+	i := slices.IndexFunc(all, func(o Child) bool { return o.Seq == me.Seq && o.Name == me.Name })
+	if i < 0 {
+		return nil, session.ErrVanished
+	}
+	return all[:i], nil
 }
 
 // The method `readFirst` makes a read of p.Behind, and reports whether p must list the line, because the

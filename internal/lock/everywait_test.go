@@ -258,7 +258,7 @@ func (w *waitingLine) judge(r *explore.Run, line []string) (released bool) {
 		case c.grant == nil || c.leaves:
 		case (len(c.granted) == 0 || c.granted[0] != c.grant.Name()) && !w.spoilt[c.grant.Name()]:
 			r.Fail("waiter %d was given its turn with znode %d; the line was %v", i, w.names[c.grant.Name()], w.numbers(c.granted))
-		case session.IsClosed(c.grant.Lost()):
+		case session.IsClosed(c.grant.Loss().Done()):
 			c.release("lost")
 			released = true
 		case w.spoilt[c.grant.Name()]:

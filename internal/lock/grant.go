@@ -43,15 +43,12 @@ func (c *Claim) Grant(op string) *Grant {
 		c.of, c.n = c, 1
 		c.guardLocked()
 	}
-	if c.state != lost {
-		c.enter(held)
-	}
 	c.op, c.since = op, time.Now()
 	c.granted++
-	if g.use = c.granted; g.use > 1 {
-		c.renew()
-	}
+	g.use = c.granted
+	c.renew()
 	if c.state != lost { // in the trace, a use that begins after the loss is no grant
+		c.enter(held)
 		c.traceUse(trace.Grant, g.use, "")
 	}
 	if l := c.Line.Limits; l != nil && c.state == held {
@@ -126,22 +123,6 @@ func (g *Grant) overLocked() {
 	g.OnEnd(nil)
 }
 
-// Revoke ends g as a loss, and closes the channel that g.Lost returns. It is called when a
-// goroutine other than the holder of g releases the claim, so that the holder notices the release.
-// After Revoke, the caller releases the claim.
-func (g *Grant) Revoke() {
-	c := g.Claim
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.standing() && g.lasts {
-		g.overLocked()
-		g.lost.End(ErrNotLocked)
-	}
-}
-
-// Lost returns a channel that is closed when the claim is lost during g, or g is revoked.
-func (g *Grant) Lost() <-chan struct{} { return g.lost.Done() }
-
 // Follow registers f, which is called once, without locks, when g ends. The argument of f is the
 // loss, or nil.
 func (g *Grant) Follow(f func(why error)) {
@@ -166,11 +147,10 @@ func (g *Grant) Recheck(ctx context.Context, lapse session.Lapse) error {
 	return cmp.Or(g.Err(), err)
 }
 
-// Loss returns the Ending of g, which ends if the claim is lost during g or g is revoked. If a hook
-// on this Ending cancels a context, the context must be a session.EndingContext.
+// Loss returns the Ending of g, which ends if the claim is lost during g, or if another goroutine ends g
+// (Lock.depart). If a hook on this Ending cancels a context, the context must be a session.EndingContext.
 func (g *Grant) Loss() *session.Ending { return &g.lost }
 
-// Name returns the name of the znode of g.
 func (g *Grant) Name() string { return znodes.BaseName(g.Claim.Znode()) }
 
 // The method `release` ends g, the only use of its claim, and the claim. The function `remove` deletes
@@ -199,16 +179,13 @@ func (g *Grant) release(remove func() (lost error)) error {
 func (g *Grant) ReleaseBy(f func(own string) error) (err error) {
 	c := g.Claim
 	lost := g.release(func() error {
-		switch err = f(c.Znode()); {
-		case err == nil:
-			c.disown()
-			return nil
-		case errors.Is(err, session.ErrVanished):
-			c.disown()
+		if err = f(c.Znode()); errors.Is(err, session.ErrVanished) {
 			err = c.Incarnation.Deleted()
-			return err
+		} else if err != nil {
+			return c.GiveBack()
 		}
-		return c.GiveBack()
+		c.disown()
+		return err
 	})
 	return cmp.Or(err, lost)
 }
@@ -219,7 +196,6 @@ func (g *Grant) Left() { g.release(func() error { return nil }) }
 // GiveBack deletes c's znode, like Leave, and waits for the deletion.
 func (c *Claim) GiveBack() error { return c.Leave().Result() }
 
-// Token returns the fencing token of g.
 func (g *Grant) Token(ctx context.Context) (int64, error) {
 	c := g.Claim
 	has := func() bool { return c.state != released && (g.lasts || c.mode() == Shared) } // a shared claim has a grant until its release
@@ -258,7 +234,7 @@ func (c *Claim) touch(ctx context.Context, path string) (*zk.Stat, error) {
 
 // Move gives c another znode, `to`, which Beside has created. It returns the path of the previous
 // znode. The grants of c continue. If c is already lost, Move deletes `to`, and returns the loss. It
-// does not delete c's znode then: see Hold.withdraw.
+// does not delete c's znode then: see Hold.giveUp.
 func (c *Claim) Move(to Child, op string) (former string, lost error) {
 	path := znodes.ChildPath(c.Line.Dir, to.Name)
 	c.Err() // if the session has ended, Err ends c by the loss
@@ -344,7 +320,6 @@ func (c *Claim) mode() HoldMode {
 	return Exclusive
 }
 
-// Znode returns the path of c's znode.
 func (c *Claim) Znode() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -39,7 +39,7 @@ func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossAtOnce(t *testing.T) {
 		cs, end := through(t, 3)
 		before := cs[0].Grant("")
 		defer synctest.Wait()
-		if before.Lost() == nil || session.IsClosed(before.Lost()) {
+		if before.Loss().Done() == nil || session.IsClosed(before.Loss().Done()) {
 			t.Fatal("lost already")
 		}
 		end(gone)
@@ -49,7 +49,7 @@ func TestWhoIsGrantedAClaimAsItsSessionEndsIsToldOfTheLossAtOnce(t *testing.T) {
 			if why := g.Loss().Cause(); !errors.Is(why, gone) {
 				t.Errorf("%d: lost: %v", i, why)
 			}
-			if !session.IsClosed(g.Lost()) {
+			if !session.IsClosed(g.Loss().Done()) {
 				t.Errorf("%d: Lost is not closed", i)
 			}
 		}
@@ -64,8 +64,8 @@ func TestAReleaseReturnsTheLossThoughNoHookHasRun(t *testing.T) {
 		g := cs[0].Grant("")
 		defer synctest.Wait()
 		end(gone)
-		if err := g.Release(); !errors.Is(err, gone) || !session.IsClosed(g.Lost()) {
-			t.Errorf("released with the error %v; Lost is closed: %v", err, session.IsClosed(g.Lost()))
+		if err := g.Release(); !errors.Is(err, gone) || !session.IsClosed(g.Loss().Done()) {
+			t.Errorf("released with the error %v; Lost is closed: %v", err, session.IsClosed(g.Loss().Done()))
 		}
 	})
 }

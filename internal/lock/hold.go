@@ -88,13 +88,11 @@ func (h *Hold) begin() {
 	h.Incarnation.Ended.Add(&h.hook)
 }
 
-// OnEnd is called at the end of the session.
 func (h *Hold) OnEnd(why error) { h.Lose(why) }
 
 // Vanished is called when another client has deleted the znode that o watches.
 func (h *Hold) Vanished(o *znodes.OwnWatch) { h.of.deleted(o.Path) }
 
-// Ending returns h's Ending, which ends if h is lost.
 func (h *Hold) Ending() *session.Ending { return &h.lost }
 
 func (h *Hold) standing() bool { return h.state == held || h.state == kept }
@@ -110,9 +108,9 @@ func (h *Hold) lose(why error, so func() bool) bool {
 		h.mu.Unlock()
 		return false
 	}
-	h.count(-1)
 	nobodys := h.state == kept
-	h.state, h.ended = lost, time.Now()
+	h.enter(lost)
+	h.ended = time.Now()
 	h.lost.End(why) // runs the hooks under mu; every call locks mu before it returns the loss, so the hooks have run by then
 	h.of.trace(trace.Loss)
 	h.of.unwatch(true)
@@ -121,13 +119,12 @@ func (h *Hold) lose(why error, so func() bool) bool {
 	h.mu.Unlock()
 	h.Incarnation.Ended.Remove(&h.hook)
 	h.Stake.Drop()
-	if e.Op == "" || nobodys { // h is a semaphore's internal lock, or a kept place without a goroutine
-		return true
+	if e.Op != "" && !nobodys { // otherwise, h is a semaphore's internal lock, or a kept place without a goroutine
+		m.Spawn(func() { // the caller may hold a mutex, and the calls that the observer makes may need this mutex
+			m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(h.Incarnation.ID.Load()), "reason", why)
+			m.Observe(e)
+		})
 	}
-	m.Spawn(func() { // the caller may hold a mutex, and the calls that the observer makes may need this mutex
-		m.Log.Warn("zsync: lost", "op", e.Op, "path", e.Path, "session", session.Text(h.Incarnation.ID.Load()), "reason", why)
-		m.Observe(e)
-	})
 	return true
 }
 
@@ -139,17 +136,15 @@ func (h *Hold) record(path string, l trace.Record) {
 	m.Trace.Hold(path, l)
 }
 
-// The method `count` adds h to the gauge of holds, or subtracts h.
-func (h *Hold) count(sign int64) {
-	if h.state == held {
-		h.Incarnation.Manager.Holds.Add(sign * h.n)
-	}
-}
-
+// The method `enter` changes the state of h, and the gauge of holds.
 func (h *Hold) enter(s state) {
-	h.count(-1)
+	if h.state == held {
+		h.Incarnation.Manager.Holds.Add(-h.n)
+	}
 	h.state = s
-	h.count(1)
+	if s == held {
+		h.Incarnation.Manager.Holds.Add(h.n)
+	}
 }
 
 // The method `event` returns the report of h's end. The observer must be called without mu.
@@ -186,7 +181,6 @@ func (h *Hold) Forgotten() error {
 	return nil
 }
 
-// Since returns the time of the last grant of h.
 func (h *Hold) Since() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -229,17 +223,13 @@ func (h *Hold) finish() error {
 // Left returns a channel that is closed when h is released, even if h was lost before.
 func (h *Hold) Left() <-chan struct{} { return h.left.Done() }
 
-// giveUp ends h by a loss if `so()` is true. The holder may hang.
+// giveUp ends h by a loss if `so()` is true, and then deletes the znodes of h, if the session still
+// lives. It first waits until the holder, which may hang, has released h, but no longer than LossTime.
+// Until then, the holder can notice the loss, and the lock is granted to no other session.
 func (h *Hold) giveUp(why error, so func() bool) {
-	if h.lose(h.Incarnation.GivenUp(why), so) {
-		h.withdraw()
+	if !h.lose(why, so) {
+		return
 	}
-}
-
-// The method `withdraw` deletes the znodes of h after a loss, if the session still lives. It first
-// waits until the holder has released h, but no longer than LossTime. Until then, the holder can
-// notice the loss, and the lock is granted to no other session.
-func (h *Hold) withdraw() {
 	left := h.Left()
 	h.Incarnation.Manager.Spawn(func() {
 		ctx, stop := context.WithTimeout(context.Background(), h.Incarnation.LossTime())
@@ -283,7 +273,7 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		case !has():
 			// h was unlocked during our write. Another goroutine may hold h now, with a token from
 			// a write before ours. Our token would be greater, so our caller must not get it. After a
-			// loss, it was perhaps `withdraw` that unlocked h.
+			// loss, it was perhaps giveUp that unlocked h.
 			err := cmp.Or(h.lost.Cause(), ErrNotLocked)
 			h.mu.Unlock()
 			return 0, err
@@ -362,7 +352,7 @@ func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop fu
 	if l.Max > 0 {
 		var timer *time.Timer
 		timer = time.AfterFunc(l.Max, func() {
-			h.giveUp(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max), func() bool {
+			h.giveUp(inc.GivenUp(fmt.Errorf("held longer than WithMaxHold (%v)", l.Max)), func() bool {
 				at, ok := began()
 				left := l.Max - time.Since(at)
 				if ok && left > 0 { // `at` has changed: the permits that were the oldest are released
@@ -378,7 +368,7 @@ func (h *Hold) limited(l *Limits, began func() (at time.Time, ok bool)) (stop fu
 			period := time.Duration(inc.Timeout.Load() / 3)
 			for session.Sleep(ctx, period) == nil {
 				if err := l.ask(ctx, period); err != nil {
-					h.giveUp(err, func() bool { _, ok := began(); return ok })
+					h.giveUp(inc.GivenUp(err), func() bool { _, ok := began(); return ok })
 					return
 				}
 			}

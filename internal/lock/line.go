@@ -276,62 +276,37 @@ func (l *Line) contenders(r *znodes.Roll) []Child {
 	return r.Make(strings.Join(l.Bases, "/"), parse).([]Child)
 }
 
-// AheadOf returns the contenders ahead of `me`, in order. The argument `all` has the contenders in a
-// listing, in the order of their numbers. If it does not contain `me`, the error is ErrVanished.
-//
-// Only names are compared. If our znode was deleted, another client may have created a copy. While our
-// session counts as alive, the copy blocks other contenders, just as our znode did. The method
-// standsBy compares the owners.
-func (l *Line) AheadOf(ctx context.Context, inc *session.Incarnation, all []Child, me Child) ([]Child, error) {
-	if _, _, tell := split(all); !tell || me.Exhausted() {
-		var err error
-		if all, err = l.inOrder(ctx, inc, all); err != nil {
-			return nil, err
-		}
-	}
-	i := slices.IndexFunc(all, func(o Child) bool { return o.Seq == me.Seq && o.Name == me.Name })
-	if i < 0 {
-		return nil, session.ErrVanished
-	}
-	return all[:i], nil
-}
-
-// InOrder returns the contenders among `names`, in the order of arrival. If their numbers do not show
-// this order, InOrder reads their znodes, with one request for every 128, for the zxids of the creates.
+// InOrder returns the contenders among `names`, in the order of arrival: see `inOrder`.
 func (l *Line) InOrder(ctx context.Context, inc *session.Incarnation, names []string) ([]Child, error) {
 	return l.inOrder(ctx, inc, ParseChildren(names, l.Bases...))
 }
 
-func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Child) ([]Child, error) {
-	in, exhausted, tell := split(all)
-	switch {
-	case !tell:
-		return l.byCreation(ctx, inc, all)
-	case len(exhausted) < 2:
-		return all, nil
-	}
-	behind, err := l.byCreation(ctx, inc, exhausted)
-	return slices.Concat(in, behind), err
-}
-
-// byCreation returns the contenders of `line` that still exist, sorted by the zxids of their
-// creates.
+// The method `inOrder` sorts contenders, which are in the order of their numbers, by their arrival. If
+// their numbers do not show this order, it reads their znodes, with one request for every 128, for the
+// zxids of the creates. Then the result has only the contenders that still exist.
 //
 // A znode that shares the place of another znode (Claim.Beside) comes first, because that place has
 // had its turn. A persistent znode with an exhausted number comes last: a client has chosen the number
 // itself, and no end of a session deletes the znode. Ahead of the contenders, it would block them forever.
-func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []Child) ([]Child, error) {
-	paths := make([]string, len(line))
-	for i, c := range line {
+func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Child) ([]Child, error) {
+	in, rest, tell := split(all)
+	switch {
+	case !tell:
+		in, rest = nil, all
+	case len(rest) < 2:
+		return all, nil
+	}
+	paths := make([]string, len(rest))
+	for i, c := range rest {
 		paths[i] = znodes.ChildPath(l.Dir, c.Name)
 	}
 	nodes, err := znodes.GetAll(ctx, inc, paths)
 	if err != nil {
 		return nil, err
 	}
-	czxids := make(map[string]int64, len(line))
+	czxids := make(map[string]int64, len(rest))
 	for i, n := range nodes {
-		switch c := line[i]; {
+		switch c := rest[i]; {
 		case n.Stat == nil: // the contender has just left
 		case c.beside():
 			czxids[c.Name] = -1
@@ -341,9 +316,9 @@ func (l *Line) byCreation(ctx context.Context, inc *session.Incarnation, line []
 			czxids[c.Name] = n.Stat.Czxid
 		}
 	}
-	sorted := slices.DeleteFunc(slices.Clone(line), func(c Child) bool { return czxids[c.Name] == 0 })
+	sorted := slices.DeleteFunc(slices.Clone(rest), func(c Child) bool { return czxids[c.Name] == 0 })
 	slices.SortStableFunc(sorted, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
-	return sorted, nil
+	return slices.Concat(in, sorted), nil
 }
 
 // keepLineWatch is called after a listing that could set w, a watch on the line. w may be nil. If the

@@ -255,11 +255,6 @@ func (l *Lock) admit(h *Claim, w *waiter) {
 	h.uses = append(h.uses, w.grant)
 }
 
-// The function `without` returns s, except for the element x.
-func without[T comparable](s []T, x T) []T {
-	return slices.DeleteFunc(s, func(y T) bool { return y == x })
-}
-
 // The method `hold` makes c, whose turn has come, a hold of this process. First, it ends every hold
 // that cannot coexist with c. Such a hold is lost: its znode is deleted, because c's turn has come.
 // If a lost hold of this process is not released yet, the result is false.
@@ -269,8 +264,8 @@ func (l *Lock) hold(c *Claim) bool {
 	}
 	l.discard() // a kept place is ahead of c; as c has its turn, the znode of that place is deleted
 	for _, h := range l.holds {
-		if (c.mode() == Exclusive || h.mode() == Exclusive) && h.Lose(h.Incarnation.Deleted()) {
-			h.Hold.withdraw() // perhaps not h's znode was deleted, but c's: then h's must not stay
+		if c.mode() == Exclusive || h.mode() == Exclusive {
+			h.giveUp(h.Incarnation.Deleted(), h.standing) // perhaps not h's znode was deleted, but c's: then h's must not stay
 		}
 	}
 	if l.occupied(c.mode()) {
@@ -469,7 +464,7 @@ func (l *Lock) depart(g *Grant) (finish func() error, found bool) {
 		return func() error { return ErrNotLocked }, false
 	}
 	h := g.Claim
-	h.uses = without(h.uses, g) // now, so that a second Unlock does not find the use
+	h.uses = slices.DeleteFunc(h.uses, func(x *Grant) bool { return x == g }) // now, so that a second Unlock does not find the use
 	if h.mode() == Shared && !g.Pinned {
 		// Perhaps this is the RUnlock of another reader. Then the reader that got g goes on with the use of
 		// that reader, perhaps in a function of the program, for which Close waits. So the functions of g
@@ -484,7 +479,12 @@ func (l *Lock) depart(g *Grant) (finish func() error, found bool) {
 		// This may be the late release of a lost hold. It now ends the present hold instead, so the
 		// present leader must see a loss, and its own release may come late, too. A release that finds
 		// no hold does not clear `owed` either: many programs resign twice, to be sure.
-		g.Revoke()
+		h.mu.Lock()
+		if h.standing() {
+			g.overLocked()
+			g.lost.End(ErrNotLocked)
+		}
+		h.mu.Unlock()
 	}
 	if len(h.uses) > 0 { // other goroutines still use h
 		h.Err() // if h is lost, Err ends the grant by the loss, for the trace; End would end the grant without a loss
@@ -529,13 +529,17 @@ func (l *Lock) handOver(h *Claim, g *Grant) error {
 		l.mu.Unlock()
 		return nil
 	}
-	if e, kept := l.keep(h, g); kept {
-		l.mu.Unlock()
+	e, kept := l.keep(h, g)
+	l.holds = slices.DeleteFunc(l.holds, func(x *Claim) bool { return x == h })
+	if !slices.ContainsFunc(l.holds, func(x *Claim) bool { return x.mode() == Shared }) {
+		l.reading = nil
+	}
+	l.serve()
+	l.mu.Unlock()
+	if kept {
 		l.Manager.Observe(e)
 		return nil
 	}
-	l.drop(h)
-	l.mu.Unlock()
 	return g.release(h.GiveBack)
 }
 
@@ -546,32 +550,22 @@ func (l *Lock) mayPass(h *Claim) bool {
 	return h.mode() == Exclusive && l.Handoffs > 0 && !l.Elects && h.open == 0 && !isLost(h) && !h.WasAsked()
 }
 
-// The method `drop` removes h from the holds. The functions from here to unkeep are called under mu.
-func (l *Lock) drop(h *Claim) {
-	l.holds = without(l.holds, h)
-	if !slices.ContainsFunc(l.holds, func(h *Claim) bool { return h.mode() == Shared }) {
-		l.reading = nil
-	}
-	l.serve()
-}
-
 // The method `keep` keeps the place of h at the end of g, its last use, if no other contender is in
 // the line. Then the caller must pass e to the observer, without mu. A kept place is as safe as a
 // handoff. It is fair, because the listing after the create has set a watch on the line. When it fires,
 // the client deletes the znode. (If another contender of this session has set the watch earlier, our own
-// create fires it. Then our place is not kept.)
+// create fires it. Then our place is not kept.) The functions from here to unkeep are called under mu.
 func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 	if l.Retain == 0 || h.mode() != Exclusive || h.open > 0 || len(l.waiting) > 0 ||
 		!h.Alone() || h.WasAsked() || session.IsClosed(l.Manager.Closing) {
 		return e, false
 	}
-	if l.Kept.Add(1) > maxKept {
-		l.Kept.Add(-1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state != held { // h is lost
 		return e, false
 	}
-	h.mu.Lock()
-	if h.state != held || !g.lasts { // h is lost
-		h.mu.Unlock()
+	if l.Kept.Add(1) > maxKept {
 		l.Kept.Add(-1)
 		return e, false
 	}
@@ -588,9 +582,7 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 		h.recalls = true
 		h.Incarnation.Watches.Tell(h.lineWatch, h, h.recall)
 	}
-	h.mu.Unlock()
 	l.idle = h
-	l.drop(h)
 	return e, true
 }
 

@@ -115,7 +115,7 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	} else {
 		<-znodes.Remove(incarnation(t, other), "/m/"+first.Name()).Done
 	}
-	<-first.Lost()
+	<-first.Loss().Done()
 	start := time.Now()
 	second := <-led
 	if took := time.Since(start); took > time.Second {
@@ -124,11 +124,11 @@ func candidateAfterALoss(t *testing.T, srv *zktest.Server, expires bool) {
 	if err := l.Unlock(Exclusive); err != nil { // of the first, or of the second
 		t.Errorf("release: %v", err)
 	}
-	<-second.Lost()
+	<-second.Loss().Done()
 	third, _, err := l.Acquire(t.Context(), Exclusive, true) // Run, which releases by its grant
 	harness.Must(t, err)
 	<-znodes.Remove(incarnation(t, other), "/m/"+third.Name()).Done
-	<-third.Lost()
+	<-third.Loss().Done()
 	fourth, _, err := l.Acquire(t.Context(), Exclusive, false)
 	harness.Must(t, err)
 	if _, found := third.BeginRelease(); found {

@@ -121,9 +121,8 @@ func (p *Permits) inFunction() bool {
 
 func (p *Permits) deleted(path string) {
 	ours := func(l Permit) bool { return l.Path == path }
-	if p.lose(p.Incarnation.Deleted(), func() bool { return p.standing() && (path == "" || slices.ContainsFunc(p.leases, ours)) }) {
-		p.withdraw() // to delete the other znodes
-	}
+	// giveUp, because the other znodes must not stay
+	p.giveUp(p.Incarnation.Deleted(), func() bool { return p.standing() && (path == "" || slices.ContainsFunc(p.leases, ours)) })
 }
 
 func (p *Permits) Held() int64 {
@@ -258,7 +257,6 @@ func PathsOf(leases []Permit) []string {
 	return paths
 }
 
-// Token returns the fencing token of p.
 func (p *Permits) Token(ctx context.Context) (int64, error) {
 	return p.fence(ctx, func() bool { return p.state != released }, func() string {
 		if len(p.leases) == 0 {

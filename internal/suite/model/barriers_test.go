@@ -297,7 +297,7 @@ type seatValue struct {
 
 // believedIn reports whether nothing is known against a membership.
 func (r *partyRun) believedIn(s *seat) bool {
-	return !harness.Closed(s.hold.Lost()) && s.hold.Err() == nil && harness.Standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
+	return !harness.Closed(s.hold.Loss().Done()) && s.hold.Err() == nil && harness.Standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
 }
 
 // seatLocked notes a membership, once.
@@ -408,7 +408,7 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	s, round := r.seatLocked(hold, id, time.Time{}, time.Now())
 	s.leaving = true
 	r.mu.Unlock()
-	lost, began := harness.Closed(hold.Lost()), time.Now()
+	lost, began := harness.Closed(hold.Loss().Done()), time.Now()
 	result := harness.Async(func() error { return v.wg.Leave(ctx) })
 	for len(result) == 0 { // what Leave does first is to take it
 		if next, _ := inside.Double(v.wg).Membership(); next != hold {
@@ -422,7 +422,7 @@ func (r *partyRun) leave(ctx context.Context, v *seatValue) {
 	defer r.mu.Unlock()
 	switch {
 	case errors.Is(err, zsync.ErrLost):
-		if !harness.Closed(hold.Lost()) {
+		if !harness.Closed(hold.Loss().Done()) {
 			r.t.Errorf("Leave = %v, and Lost is not closed", err)
 		}
 		return
@@ -452,7 +452,7 @@ func (r *partyRun) inside(d *rand.Rand, v *seatValue) {
 	s := r.seats[hold]
 	sure := r.believedIn(s)
 	r.mu.Unlock()
-	if lost := v.wg.Lost(); sure && lost != hold.Lost() && r.believedIn(s) {
+	if lost := v.wg.Lost(); sure && lost != hold.Loss().Done() && r.believedIn(s) {
 		r.t.Error("Lost is not of the membership")
 	}
 	if d.IntN(3) > 0 {
