@@ -3,7 +3,6 @@
 package spread
 
 import (
-	"encoding/binary"
 	"maps"
 	"slices"
 )
@@ -29,56 +28,43 @@ func Balance(owners map[string]string, wants map[string][]string) map[string]str
 		}
 	}
 	shards := slices.Sorted(maps.Keys(named))
-	// Many shards are listed by the same members.
-	var sets [][]int                  // each set of members that list a shard
-	set := make([]int, len(shards))   // by shard: the index in `sets`
-	known := make(map[string]int)     // by the members of a set: the index in `sets`
-	load := make([]int, len(ids))     // by member: number of its shards
-	owner := make([]int, len(shards)) // by shard: the member that owns it, or -1
-	fewest := func(set []int) int {   // the first member of the set that has the fewest shards
-		return slices.MinFunc(set, func(m, n int) int { return load[m] - load[n] })
+	differs := make([]bool, len(shards)) // by shard: other members list it than the shard before
+	load := make([]int, len(ids))        // by member: number of its shards
+	owner := make([]int, len(shards))    // by shard: the member that owns it, or -1
+	fewest := func(i int) int {          // the first of the members that list shard i and have the fewest shards
+		return slices.MinFunc(named[shards[i]], func(m, n int) int { return load[m] - load[n] })
 	}
 	for i, shard := range shards {
-		var key []byte
-		for _, m := range named[shard] {
-			key = binary.AppendUvarint(key, uint64(m))
-		}
-		n, ok := known[string(key)]
-		if !ok {
-			n = len(sets)
-			known[string(key)] = n
-			sets = append(sets, named[shard])
-		}
-		set[i], owner[i] = n, -1
-		if m, ok := slices.BinarySearch(ids, owners[shard]); ok && slices.Contains(sets[n], m) { // Step 1.
+		differs[i], owner[i] = i == 0 || !slices.Equal(named[shard], named[shards[i-1]]), -1
+		if m, ok := slices.BinarySearch(ids, owners[shard]); ok && slices.Contains(named[shard], m) { // Step 1.
 			owner[i] = m
 			load[m]++
 		}
 	}
 	for i, m := range owner { // Step 2.
 		if m < 0 {
-			owner[i] = fewest(sets[set[i]])
+			owner[i] = fewest(i)
 			load[owner[i]]++
 		}
 	}
-	least := make([]int, len(sets)) // by set: the member with the fewest shards
-	for {                           // Step 3. Each move lowers the sum of the squares of the loads, so the loop ends.
-		for n := range sets {
-			least[n] = fewest(sets[n])
-		}
+	for { // Step 3. Each move lowers the sum of the squares of the loads, so the loop ends.
 		// The shard with the greatest difference between A and B moves.
-		best, widest := -1, 1
+		best, to, widest := -1, 0, 1
+		least := 0 // as a rule, the same members list many successive shards
 		for i, m := range owner {
-			if gap := load[m] - load[least[set[i]]]; gap > widest {
-				best, widest = i, gap
+			if differs[i] {
+				least = fewest(i)
+			}
+			if gap := load[m] - load[least]; gap > widest {
+				best, to, widest = i, least, gap
 			}
 		}
 		if best < 0 {
 			break
 		}
 		load[owner[best]]--
-		owner[best] = least[set[best]]
-		load[owner[best]]++
+		owner[best] = to
+		load[to]++
 	}
 	now := make(map[string]string, len(shards))
 	for i, shard := range shards {
