@@ -178,10 +178,6 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 		fail(cmp.Or(p.s.m.Failure(), errors.New("the members or the plan cannot be read; see the log")))
 	}
 	runs.Wait()
-	for range members {
-	}
-	for range plans {
-	}
 	err = context.Cause(running)
 	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return session.CtxErr(ctx)
@@ -244,18 +240,14 @@ func own(ctx context.Context, m *Mutex, shard string, f func(ctx context.Context
 		}
 	}()
 	for try := 1; ctx.Err() == nil; try++ {
-		var failed error
 		err = errors.New("the function ended its goroutine; see runtime.Goexit") // unless Do returns
 		err = m.Do(ctx, func(ctx context.Context) error {
 			if err := f(ctx, shard); err != nil && ctx.Err() == nil {
-				failed = err
+				fail(err)
 			}
 			return nil
 		})
 		switch {
-		case failed != nil:
-			err = failed
-			return
 		case err == nil:
 			session.Sleep(ctx, m.s.m.Config.Retry.Delay(try))
 		case errors.Is(err, ErrClosed), !errors.Is(err, ErrLost):
