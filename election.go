@@ -66,7 +66,6 @@ type Election struct {
 	run      *doCall       // the call of Run's function in the present leadership, or nil; guarded by mu
 	left     chan struct{} // closed when that function has returned, and a resigned znode is released; guarded by mu
 	resigned func() error  // completes the release that Resign has begun during run; nil before Resign; guarded by mu
-	wishes   []string      // names of the wishes for e, read when e's turn came; guarded by mu
 }
 
 // NewElection returns the Election at path.
@@ -74,28 +73,22 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	var c setup
 	session.ApplyEach("election", opts, &c.err, func(o ElectionOption) { o.applyElection(&c) })
 	c.allow("an Election", c.notElection, LayoutCurator, LayoutKazoo, LayoutSelector)
-	e := new(Election)
-	if e.made = (made{s: s, path: path, err: checkNew(s, path, c.err)}); e.err != nil {
-		return e
-	}
-	name := c.layout.naming()
-	if c.prior != nil {
-		plain := name
-		name = func(guid, base string) string {
-			return plain(guid, lock.WithPriority(base, *c.prior, c.layout == LayoutKazoo))
-		}
-	}
+	c.err = checkNew(s, path, c.err)
 	c.handoffs = 1
-	ln := e.init("election", "campaign", c, name, []string{LayoutCurator: "latch-", LayoutKazoo: "__lock__", LayoutSelector: "lock-"}[c.layout])
+	base := "latch-"
+	if c.layout == LayoutSelector {
+		base = "lock-"
+	}
+	e := new(Election)
+	ln := e.init(s, path, c, "election", "campaign", base)
 	if ln.Kind = trace.Election; c.id != nil {
 		ln.Data = []byte(*c.id)
 	}
-	ln.Defers = func(me lock.Child, names []string) (defers bool) {
-		var wishes []string
-		defers, wishes = lock.Defers(me, names, ln.Bases, c.prior)
-		e.mu.Lock()
-		e.wishes = wishes
-		e.mu.Unlock()
+	ln.Defers = func(me *lock.Claim, names []string) bool {
+		defers, wishes := lock.Defers(me.Child, names, ln.Bases, c.prior)
+		for _, name := range wishes { // e leads now; if it leaves instead, they have no effect
+			dropWish(me.Incarnation, znodes.ChildPath(ln.Dir, name), "")
+		}
 		return defers
 	}
 	e.local.Elects = true
@@ -106,22 +99,8 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 // most once: while it leads or campaigns, another Campaign waits as [Mutex.Lock] would. After a
 // loss, no Resign is needed.
 func (e *Election) Campaign(ctx context.Context) error {
-	_, g, err := e.acquire(ctx, lock.Exclusive, false)
-	if err == nil {
-		e.fulfil(g)
-	}
+	_, _, err := e.acquire(ctx, lock.Exclusive, false)
 	return opError("campaign", e.path, err)
-}
-
-// The method `fulfil` is called when e has got the leadership g. It deletes the wishes that name e, and
-// that e has read when its turn came.
-func (e *Election) fulfil(g *lock.Grant) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, name := range e.wishes {
-		dropWish(g.Claim.Incarnation, znodes.ChildPath(e.local.Line.Dir, name), "")
-	}
-	e.wishes = nil
 }
 
 // Resign ends the leadership, and the context of a Run in progress. No other candidate leads
@@ -177,18 +156,15 @@ func (e *Election) Run(ctx context.Context, f func(ctx context.Context) error) (
 		var failed error
 		ended := e.do(ctx, "run", lock.Exclusive, func(leading context.Context) error {
 			d = e.within(leading)
-			e.fulfil(d.grant())
 			left := make(chan struct{})
 			defer close(left)
 			e.mu.Lock()
-			leads := d.holds()
-			if leads {
-				e.run, e.left, e.resigned = d, left, nil
-			}
-			e.mu.Unlock()
-			if !leads { // Resign has released the hold, or it was lost, and another candidate may lead
+			if !d.holds() { // Resign has released the hold, or it was lost, and another candidate may lead
+				e.mu.Unlock()
 				return nil
 			}
+			e.run, e.left, e.resigned = d, left, nil
+			e.mu.Unlock()
 			defer func() {
 				e.mu.Lock()
 				var finish func() error

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // A localLock is a Mutex, an RWMutex or an Election: a line whose holds the goroutines of this
@@ -27,14 +28,24 @@ type localLock struct {
 // Path returns the path that the primitive was made with.
 func (q *localLock) Path() string { return q.path } // made has it, too, but the reference (go/doc) shows no method of a type that is embedded twice
 
-// The method `init` makes the lock of q, which has its Session and its path already. The function
-// `name` returns the names of znodes, see lock.New.
-func (q *localLock) init(kind, op string, c setup, name func(guid, base string) string, bases ...string) *lock.Line {
-	l, ln := &q.local, lock.New(q.s.m, q.path, name, bases...)
+// The method `init` makes q, whose znodes have names with `bases`, except in kazoo's layout. If c has
+// an error, q reports it.
+func (q *localLock) init(s *Session, path string, c setup, kind, op string, bases ...string) *lock.Line {
+	if q.made = (made{s: s, path: path, err: c.err}); c.err != nil {
+		return &q.local.Line
+	}
+	name, kazoo := znodes.ProtectedName, c.layout == LayoutKazoo
+	if kazoo {
+		name, bases = lock.KazooName, []string{"__lock__", "__rlock__"}[:len(bases)]
+	}
+	if plain := name; c.prior != nil {
+		name = func(guid, base string) string { return plain(guid, lock.WithPriority(base, *c.prior, kazoo)) }
+	}
+	l, ln := &q.local, lock.New(s.m, path, name, bases...)
 	ln.Strict, ln.Limits, ln.Keeps = true, c.limits, c.retain > 0
-	ln.Kept = c.layout == LayoutKazoo // each object of kazoo creates the path only once
-	l.Manager, l.Line, l.Op = q.s.m, ln, op
-	l.Handoffs, l.Retain, l.Kept = c.handoffs, c.retain, &q.s.kept
+	ln.Kept = kazoo // each object of kazoo creates the path only once
+	l.Manager, l.Line, l.Op = s.m, ln, op
+	l.Handoffs, l.Retain, l.Kept = c.handoffs, c.retain, &s.kept
 	q.kind = kind
 	return &l.Line
 }
@@ -74,6 +85,12 @@ func (q *localLock) try(ctx context.Context, mode lock.HoldMode) (*lock.Grant, e
 		o.got(ctx, g)
 	}
 	return g, err
+}
+
+// The method `parts` returns the lock of a Locker of this package, and the modes in which the
+// Locker can hold it. The first mode is the mode of Lock.
+func (q *localLock) parts() (*localLock, []lock.HoldMode) {
+	return q, []lock.HoldMode{lock.Exclusive, lock.Shared}
 }
 
 func (q *localLock) release(mode lock.HoldMode) error {

@@ -10,11 +10,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/znodes"
 )
-
-// This file has `setup`, which has all options, the options of locks, elections and groups, and the
-// layouts. queueoptions.go has the other options of a Queue, and options.go those of a Session.
 
 // A setup has the options of a Session or of a primitive, which uses only some of the fields.
 type setup struct {
@@ -190,9 +186,6 @@ func (b Backoff) check() error {
 	return nil
 }
 
-// The rest of this file has the layouts of a line: the names that zsync, Curator, go-zookeeper
-// and kazoo give to its znodes.
-
 // A Layout is a choice of znode names, to share a path with other libraries.
 type Layout int
 
@@ -205,15 +198,6 @@ const (
 // String returns "curator", "kazoo" or "selector".
 func (l Layout) String() string {
 	return nameOf(l, "Layout", "curator", "kazoo", "selector")
-}
-
-// The method `naming` returns a function for the names of znodes of the layout, up to their
-// number.
-func (l Layout) naming() func(guid, base string) string {
-	if l == LayoutKazoo {
-		return lock.KazooName
-	}
-	return znodes.ProtectedName
 }
 
 // A QueueLayout selects the znodes of a Queue, to share its path with programs of other libraries.

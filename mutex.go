@@ -40,19 +40,13 @@ type Mutex struct{ localLock }
 // NewMutex returns the Mutex at path.
 func NewMutex(s *Session, path string, opts ...LockOption) *Mutex {
 	c := newSetup(opts)
-	if err := checkNew(s, path, c.err); err != nil {
-		return &Mutex{localLock{made: made{s: s, path: path, err: err}}}
-	}
+	c.err = checkNew(s, path, c.err)
 	return newMutex(s, path, c)
 }
 
 func newMutex(s *Session, path string, c setup) *Mutex {
-	base := "lock-"
-	if c.layout == LayoutKazoo {
-		base = "__lock__"
-	}
-	m := &Mutex{localLock{made: made{s: s, path: path}}}
-	ln := m.init("mutex", "lock", c, c.layout.naming(), base)
+	m := new(Mutex)
+	ln := m.init(s, path, c, "mutex", "lock", "lock-")
 	ln.Settled, ln.Kind = true, trace.Mutex
 	return m
 }
@@ -121,10 +115,4 @@ func (m *Mutex) Revoked() <-chan struct{} {
 // Do unlocks m and panics. After the end of ctx, it unlocks in the background if need be.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	return m.do(ctx, "do", lock.Exclusive, f)
-}
-
-// The method `parts` returns the lock of a Locker of this package, and the modes in which the
-// Locker can hold it. The first mode is the mode of Lock.
-func (m *Mutex) parts() (*localLock, []lock.HoldMode) {
-	return &m.localLock, []lock.HoldMode{lock.Exclusive}
 }

@@ -46,15 +46,9 @@ type RWMutex struct{ localLock }
 // NewRWMutex returns the RWMutex at path.
 func NewRWMutex(s *Session, path string, opts ...LockOption) *RWMutex {
 	c := newSetup(opts)
+	c.err = checkNew(s, path, c.err)
 	rw := new(RWMutex)
-	if rw.made = (made{s: s, path: path, err: checkNew(s, path, c.err)}); rw.err != nil {
-		return rw
-	}
-	write, read := "__WRIT__", "__READ__"
-	if c.layout == LayoutKazoo {
-		write, read = "__lock__", "__rlock__"
-	}
-	ln := rw.init("rwmutex", "lock", c, c.layout.naming(), write, read)
+	ln := rw.init(s, path, c, "rwmutex", "lock", "__WRIT__", "__READ__")
 	ln.Kind = trace.Write // of the writers
 	return rw
 }
@@ -122,10 +116,6 @@ func (rw *RWMutex) Do(ctx context.Context, f func(ctx context.Context) error) er
 // RDo is [Mutex.Do] for reading, also reentrant inside [RWMutex.Do].
 func (rw *RWMutex) RDo(ctx context.Context, f func(ctx context.Context) error) error {
 	return rw.do(ctx, "rdo", lock.Shared, f)
-}
-
-func (rw *RWMutex) parts() (*localLock, []lock.HoldMode) {
-	return &rw.localLock, []lock.HoldMode{lock.Exclusive, lock.Shared}
 }
 
 func (r *rlocker) parts() (*localLock, []lock.HoldMode) {

@@ -60,19 +60,16 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 		resigning, end = context.WithCancel(resigning)
 		end()
 	}
-	if err := e.resign(resigning, g); err != nil {
-		dropWish(inc, wish, "")
-		return err
-	}
-	if !within {
-		err := e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) })
+	err = e.resign(resigning, g)
+	if err == nil && !within {
+		err = e.s.m.WhileOpen(ctx, func(ctx context.Context) error { return e.awaitHeir(ctx, inc, heir) })
 		if errors.Is(err, session.ErrEnded) {
 			err = inc.Loss() // the wish has ended with its session
 		}
-		if err != nil {
-			dropWish(inc, wish, "") // this call fails, so the heir must not be preferred
-			return err
-		}
+	}
+	if err != nil {
+		dropWish(inc, wish, "") // this call fails, so the heir must not be preferred
+		return err
 	}
 	// In the background, keep the wish until the heir's znode is deleted. Do not delete it as soon as
 	// the heir is the first in the line: the heir may read the line much later, and without the wish,
@@ -107,7 +104,6 @@ func dropWish(inc *session.Incarnation, wish, heir string) *znodes.Deletion {
 	}})
 }
 
-// awaitHeir waits until heir is the first in the line.
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
 		names, err := inc.Names(ctx, e.local.Line.Dir)

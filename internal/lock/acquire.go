@@ -123,7 +123,7 @@ func (p *Place) isTurn(ctx context.Context) (bool, error) {
 	switch {
 	case blocker == nil:
 		p.passed()
-		if l.Defers != nil && l.Defers(p.claim.Child, p.roll.Names()) {
+		if l.Defers != nil && l.Defers(p.claim, p.roll.Names()) {
 			return false, errDeferred
 		}
 		return true, nil

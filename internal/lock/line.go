@@ -49,10 +49,10 @@ type Line struct {
 	Settled bool // no contender can arrive ahead of an existing contender
 	Keeps   bool // an exclusive contender may keep its place while no goroutine holds the lock
 
-	// Defers reports whether the contender `me`, whose turn has come, must let other contenders go
+	// Defers reports whether the contender of `me`, whose turn has come, must let other contenders go
 	// first. The argument `names` has the names of all children. A contender that defers enters the
 	// line again, at its end. If Defers is nil, no contender defers.
-	Defers func(me Child, names []string) bool
+	Defers func(me *Claim, names []string) bool
 
 	each *atomic.Int64 // mean duration of a handoff during the last wait with listings; 0 if unknown
 

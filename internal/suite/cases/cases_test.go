@@ -923,7 +923,7 @@ func TestCase03NothingIsGrantedOnAnAnswerThatIsTooOld(t *testing.T) {
 			"try":     func(ctx context.Context) (*lock.Claim, error) { return l.Try(ctx, lock.Exclusive) },
 		} {
 			old, slept := inside.Live(t, s), false
-			l.Defers = func(lock.Child, []string) bool {
+			l.Defers = func(*lock.Claim, []string) bool {
 				if len(suite.ChildrenOf(t, s, "/m")) > 0 && !slept {
 					// The answer that it is our turn has come; then the
 					// machine sleeps for longer than the session lives.
