@@ -1,9 +1,9 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -91,14 +91,31 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	locked := 0
 	var leave []func()
 	var watching sync.WaitGroup
-	unlock := sync.OnceValue(func() error {
+	unlock := sync.OnceValue(func() (err error) {
 		for _, f := range leave {
 			f()
 		}
 		end(nil)
 		rest()
 		watching.Wait()
-		return unlockAll(ls[:locked])
+		errs := make([]error, locked)
+		var under sync.WaitGroup
+		defer func() {
+			under.Wait()
+			slices.Reverse(errs)
+			err = session.JoinErrors(errs)
+		}()
+		for i, l := range ls[:locked] { // unlock in reverse order, even if an Unlock panics
+			defer func() {
+				switch l.(type) {
+				case *Mutex, *RWMutex, *rlocker: // but not a type with one of them embedded, and perhaps with its own Unlock
+					under.Go(func() { errs[i] = l.Unlock() })
+				default:
+					errs[i] = l.Unlock() // in this goroutine, so that the caller gets a panic of Unlock
+				}
+			}()
+		}
+		return nil
 	})
 	all := false
 	defer func() {
@@ -135,7 +152,7 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	return held, unlock, nil
 }
 
-// partsOf returns the lock and the modes of a Locker of this package, see Mutex.parts. For another
+// partsOf returns the lock and the modes of a Locker of this package, see localLock.parts. For another
 // Locker, q is nil.
 func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
 	ours, ok := l.(interface {
@@ -147,31 +164,9 @@ func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
 	return ours.parts()
 }
 
-// unlockAll unlocks all of ls in reverse order, even if an Unlock panics, and lockers of this package
-// at the same time.
-func unlockAll(ls []Locker) (err error) {
-	errs := make([]error, len(ls))
-	var under sync.WaitGroup
-	defer func() {
-		under.Wait()
-		slices.Reverse(errs)
-		err = session.JoinErrors(errs)
-	}()
-	for i, l := range ls {
-		defer func() {
-			switch l.(type) {
-			case *Mutex, *RWMutex, *rlocker: // but not a type with one of them embedded, and perhaps with its own Unlock
-				under.Go(func() { errs[i] = l.Unlock() })
-			default:
-				errs[i] = l.Unlock() // in this goroutine, so that the caller gets a panic of Unlock
-			}
-		}()
-	}
-	return nil
-}
-
 // inOrder sorts lockers by their full paths, so that different chroots have the same order.
 func inOrder(ls []Locker) ([]Locker, error) {
+	at := make(map[string]Locker, len(ls)) // by full path
 	for i, l := range ls {
 		p, ok := l.(interface{ Path() string })
 		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
@@ -180,23 +175,21 @@ func inOrder(ls []Locker) ([]Locker, error) {
 		if !ok {
 			return nil, session.Invalid("locker %d is a %T, which has no method Path() string to order it by", i, l)
 		}
-		if m, ok := l.(interface{ misuse() error }); ok && m.misuse() != nil {
-			return nil, opError("lockall", p.Path(), m.misuse())
+		path := p.Path()
+		if q, _ := partsOf(l); q != nil {
+			if q.misuse() != nil {
+				return nil, opError("lockall", path, q.misuse())
+			}
+			path = q.s.m.Full(q.path)
 		}
+		if at[path] != nil {
+			return nil, opError("lockall", p.Path(), session.Invalid("the path is given twice: %w", ErrDeadlock))
+		}
+		at[path] = l
 	}
-	sorted := slices.SortedStableFunc(slices.Values(ls), func(a, b Locker) int { return cmp.Compare(fullPath(a), fullPath(b)) })
-	for i, l := range sorted {
-		if i > 0 && fullPath(l) == fullPath(sorted[i-1]) {
-			return nil, opError("lockall", l.(interface{ Path() string }).Path(), session.Invalid("the path is given twice: %w", ErrDeadlock))
-		}
+	var sorted []Locker
+	for _, path := range slices.Sorted(maps.Keys(at)) {
+		sorted = append(sorted, at[path])
 	}
 	return sorted, nil
-}
-
-// fullPath returns the path of l on the servers, as far as it is known.
-func fullPath(l Locker) string {
-	if q, _ := partsOf(l); q != nil {
-		return q.s.m.Full(q.path)
-	}
-	return l.(interface{ Path() string }).Path()
 }
