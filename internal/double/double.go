@@ -266,7 +266,7 @@ func (b *DoubleBarrier) Membership() (hold *lock.Grant, round any) {
 // error is ErrVanished, and Enter must start again.
 func (b *DoubleBarrier) enter(ctx context.Context, inc *session.Incarnation, n int) (*party, error) {
 	// If ctx ends before there is a connection, nothing is sent.
-	if err := inc.Connection(ctx); err != nil {
+	if _, err := inc.OpenConn(ctx); err != nil {
 		return nil, err
 	}
 	if err := b.removeLeftovers(ctx, inc); err != nil {

@@ -257,17 +257,17 @@ func (p *Place) watch(ctx context.Context) (gone bool, err error) {
 	if watches.State(p.own).Ours {
 		paths = paths[:1]
 	}
-	stats, errs, err := inc.LookAtAll(ctx, paths...)
-	if err == nil && len(errs) > 1 {
-		err = c.standsBy(stats[1], errs[1])
+	looks, err := inc.LookAtAll(ctx, paths...)
+	if err == nil && len(looks) > 1 {
+		err = c.standsBy(looks[1].Val.Stat, looks[1].Err)
 	}
 	switch {
 	case err != nil:
 		return false, err
-	case session.IsNoNode(errs[0]):
+	case session.IsNoNode(looks[0].Err):
 		return true, nil
 	}
-	return false, errs[0]
+	return false, looks[0].Err
 }
 
 // The method `unwatch` gives up the watch on the blocker. The claim keeps the watch on its own

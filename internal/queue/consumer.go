@@ -54,7 +54,7 @@ func (q *core) present(c *Consumer, it *item) bool {
 	}
 	// While the client is disconnected, the program could take the element, but the removal could not reach
 	// the servers. If the session then expired, another consumer could get the element too.
-	if it.c.inc.Connection(c.Ctx) != nil || !it.c.stands(c.Ctx) {
+	if _, err := it.c.inc.OpenConn(c.Ctx); err != nil || !it.c.stands(c.Ctx) {
 		it.PutBack()
 		return false
 	}

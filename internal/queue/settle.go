@@ -263,11 +263,11 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 // servers no longer apply any attempt of that transaction.
 func (c *claimant) deleted(es []*entry) (bool, error) {
 	err := c.inc.Sync(session.Finishing, c.q.dir)
-	var errs []error
+	var looks []*session.Pending[session.Listing]
 	if err == nil {
-		_, errs, err = c.inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
+		looks, err = c.inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
 	}
-	if err != nil || slices.ContainsFunc(errs, func(err error) bool { return !session.IsNoNode(err) }) {
+	if err != nil || slices.ContainsFunc(looks, func(l *session.Pending[session.Listing]) bool { return !session.IsNoNode(l.Err) }) {
 		return false, err
 	}
 	// The elements do not exist. If the mark does not exist, another client may have claimed and deleted them.

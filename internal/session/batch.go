@@ -1,8 +1,5 @@
 package session
 
-// This file sends several requests together, over one connection and in order. verbs.go has the
-// content of each request.
-
 import (
 	"context"
 
@@ -132,18 +129,11 @@ func (inc *Incarnation) ListFresh(ctx context.Context, dirs ...string) (lists []
 	return lists, nil
 }
 
-// LookAtAll lists the children of several znodes in one round trip, and returns the Stat of each znode
-// and the error of each listing. If a caller has joined the watch on a znode's children, the listing
-// sets that watch. LookAtAll returns `err` if a request was not answered.
-func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (stats []*zk.Stat, errs []error, err error) {
-	var listed []*Pending[Listing]
-	if err := inc.RetryAll(ctx, func(b *Requests) { listed = AddEach(b, paths, ChildrenCall) }); err != nil {
-		return nil, nil, err
-	}
-	for _, l := range listed {
-		stats, errs = append(stats, l.Val.Stat), append(errs, l.Err)
-	}
-	return stats, errs, nil
+// LookAtAll lists the children of several znodes in one round trip. If a caller has joined the watch
+// on a znode's children, the listing sets that watch. The error is that of an unanswered request.
+func (inc *Incarnation) LookAtAll(ctx context.Context, paths ...string) (listed []*Pending[Listing], err error) {
+	err = inc.RetryAll(ctx, func(b *Requests) { listed = AddEach(b, paths, ChildrenCall) })
+	return listed, err
 }
 
 // ChildrenFresh is Children with a result that is not older than the call, in one round trip.

@@ -1,7 +1,5 @@
 package session
 
-// This file has the settings of a session. The public package sets their defaults.
-
 import (
 	"cmp"
 	"crypto/tls"
@@ -18,7 +16,7 @@ import (
 	"github.com/zsync/zsync/internal/sasl"
 )
 
-// Config has the settings of a session, from its options.
+// Config has the settings of a session. The root package sets their defaults.
 type Config struct {
 	Timeout       time.Duration
 	ACL           []zk.ACL // of every znode that is created

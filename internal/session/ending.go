@@ -1,8 +1,5 @@
 package session
 
-// This file has the end of a session or of a hold, and the functions that run at that end. The
-// caller of End gives the reason.
-
 import (
 	"slices"
 	"sync"

@@ -1,8 +1,5 @@
 package session
 
-// This file has the errors of a session, and derives the outcome of a request from its error. The
-// root package makes the public errors.
-
 import (
 	"context"
 	"errors"
@@ -15,26 +12,13 @@ import (
 	"github.com/zsync/zsync/internal/wire"
 )
 
+// The root package makes these errors public, and says what they mean.
 var (
-
-	// ErrLost means that a hold is lost, or may be lost as far as this client knows: its ZooKeeper
-	// session ended, or another client deleted its znode. The error says why.
-	ErrLost = errors.New("lost")
-
-	// ErrClosed means that the Session was closed.
-	ErrClosed = errors.New("session closed")
-
-	// ErrTooLarge means a request, or the end of the session, would exceed ZooKeeper's packet limit of
-	// 1 MiB (jute.maxbuffer). Nothing was sent.
-	ErrTooLarge = errors.New("larger than ZooKeeper's packet limit of 1 MiB")
-
-	// ErrUnprotected means that the ACL of an existing znode lets other clients do more than [WithACL]
-	// allows.
+	ErrLost        = errors.New("lost")
+	ErrClosed      = errors.New("session closed")
+	ErrTooLarge    = errors.New("larger than ZooKeeper's packet limit of 1 MiB")
 	ErrUnprotected = errors.New("the ACL is wider than WithACL allows")
-
-	// ErrInvalid means an argument breaks a rule that the message names, or does not fit the znodes at
-	// the path.
-	ErrInvalid = errors.New("invalid argument")
+	ErrInvalid     = errors.New("invalid argument")
 )
 
 // ErrEnded means that the ZooKeeper session of a request is over. The library never returns it to
@@ -42,7 +26,8 @@ var (
 // ErrLost.
 var ErrEnded = errors.New("incarnation ended")
 
-// errUnserved matches the error of a context that has ended while no server answered.
+// errUnserved matches the error of a context that has ended while no server answered: see
+// Manager.unserved.
 var errUnserved = errors.New("no server answered")
 
 // ErrVanished means that another client has deleted a znode of this client.
@@ -58,28 +43,10 @@ func CtxErr(ctx context.Context) error {
 	return &ctxError{err: err, cause: cause}
 }
 
-// A ctxError is the error of a context that has ended. It matches both the context's Err and its
-// cause.
-type ctxError struct {
-	err, cause error
-	unserved   bool  // it matches errUnserved
-	last       error // why the last attempt to reach a server failed, or nil
-}
+type ctxError struct{ err, cause error }
 
-func (e *ctxError) Error() string {
-	switch {
-	case !e.unserved:
-		return e.cause.Error()
-	case e.last == nil:
-		return "no server answered: " + e.cause.Error()
-	}
-	return fmt.Sprintf("no server answered (last attempt: %v): %v", e.last, e.cause)
-}
-
-// Unwrap leaves out `last`, which is not the result of a request.
+func (e *ctxError) Error() string   { return e.cause.Error() }
 func (e *ctxError) Unwrap() []error { return []error{e.cause, e.err} }
-
-func (e *ctxError) Is(target error) bool { return e.unserved && target == errUnserved }
 
 // A worded error matches another error, but has a text of its own.
 type worded struct {
@@ -117,8 +84,7 @@ func OutcomeOf(err error) outcome {
 		zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
 		zk.ErrSessionExpired, // see conn.Conn.disowned
 		zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrNothing,
-		zk.ErrReconfigDisabled, zk.ErrBadArguments,
-		zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrShortBuffer:
+		zk.ErrReconfigDisabled, zk.ErrBadArguments:
 		return Answered
 	case conn.ErrUnsent, zk.ErrSessionMoved:
 		// A server that knows that the session has moved ignores the request.
@@ -129,9 +95,6 @@ func OutcomeOf(err error) outcome {
 	}
 	if w, ok := err.(*worded); ok {
 		return OutcomeOf(w.err)
-	}
-	if errors.Is(err, zk.ErrInvalidFlags) {
-		return Answered
 	}
 	var code wire.Code
 	switch ok := errors.As(err, &code); {

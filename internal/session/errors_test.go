@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -27,7 +26,6 @@ func TestCase10WhatIsNotProvablyAnsweredOrUnsentIsUnknown(t *testing.T) {
 		{wire.Code(-6), Answered},
 		{wire.Code(-125), Answered},
 		{wire.Code(-99999), Answered},
-		{fmt.Errorf("x: %w", zk.ErrInvalidFlags), Answered},
 		{zk.ErrNoServer, Unsent},
 		{wire.Code(-124), Unsent},
 		{wire.Code(-127), Unsent},

@@ -30,9 +30,6 @@ import (
 // An Incarnation is one ZooKeeper session, from the handshake to its end. It begins once, ends
 // once, and is never revived: the Manager replaces it with the next. So "do I still hold the lock?"
 // has one answer.
-//
-// This file has the life of an incarnation: connections one after another, the end, and the states
-// that callers see.
 type Incarnation struct {
 	Manager *Manager
 	Watches *conn.Watches
@@ -52,9 +49,9 @@ type Incarnation struct {
 
 	abandoned atomic.Pointer[time.Time] // when the session was abandoned; nil before that; never changes once set
 
-	mu   sync.Mutex
-	up   chan struct{} // closed while a connection serves the session; guarded by mu
-	down chan struct{} // closed while no connection serves the session; guarded by mu
+	mu     sync.Mutex
+	served *conn.Conn    // the connection that serves the session, or nil; guarded by mu
+	turn   chan struct{} // closed when `served` changes; guarded by mu
 
 	LeaseMu  sync.Mutex
 	Lease    lease.Lease        // guarded by LeaseMu
@@ -83,11 +80,9 @@ func newIncarnation(m *Manager) *Incarnation {
 	inc := &Incarnation{
 		Manager: m,
 		gone:    make(chan struct{}),
-		up:      make(chan struct{}),
-		down:    make(chan struct{}),
+		turn:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),
 	}
-	close(inc.down)
 	inc.Timeout.Store(int64(m.Config.Timeout))
 	inc.Lease = lease.New(m.Config.Timeout)
 	inc.Ctx, inc.cancel = context.WithCancelCause(context.Background())
@@ -132,7 +127,7 @@ func (inc *Incarnation) serve() {
 		reached := err == nil
 		if reached {
 			m.Pace.success()
-			inc.connected()
+			inc.connected(c)
 			err = c.Read() // until the connection ends
 		}
 		if c != nil {
@@ -264,6 +259,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	inc.Timeout.Store(int64(timeout))
 	inc.LeaseMu.Lock()
 	inc.Lease.Connected(now, ask.ID == 0, timeout)
+	inc.leaveBy = time.Time{} // the limit of another server
 	inc.LeaseMu.Unlock()
 	inc.wake() // as above: the timeout may be shorter than the client expected
 	if refused != nil {
@@ -335,11 +331,13 @@ func (inc *Incarnation) writeAfter(since time.Time) {
 	timeout := time.Duration(inc.Timeout.Load())
 	limit := avoidance(timeout)
 	for wait := limit - time.Since(since) + time.Millisecond; time.Since(since) < 2*limit; wait = timeout / 100 {
-		if Sleep(inc.Ctx, wait) != nil || inc.Connection(inc.Ctx) != nil {
+		Sleep(inc.Ctx, wait)
+		c, err := inc.OpenConn(inc.Ctx)
+		if err != nil {
 			return
 		}
 		p := NewPending(inc.Flush())
-		inc.NewestConn().Send(p)
+		c.Send(p)
 		if <-p.Done; proved(p) { // without a reply, p fails when the connection has ended
 			return
 		}
@@ -468,7 +466,7 @@ func (inc *Incarnation) end(cause error) {
 	<-inc.Ended.Done() // another goroutine may be running the hooks
 }
 
-func (inc *Incarnation) connected() {
+func (inc *Incarnation) connected(c *conn.Conn) {
 	m := inc.Manager
 	kind, text := EventConnected, "zsync: session established"
 	if inc.begun {
@@ -479,16 +477,10 @@ func (inc *Incarnation) connected() {
 		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Zxid.Load()})
 		m.Spawn(inc.watchdog)
 	}
-	// Change the state before the channels are closed: a goroutine that waits for a channel may then
+	// Change the state before the channel is closed: a goroutine that waits for the channel may then
 	// read the state.
 	entered := m.enter(inc, StateConnected, Report{Kind: kind})
-	inc.LeaseMu.Lock()
-	inc.leaveBy = time.Time{} // now: the watchdog must not see the limit of the server before as that of this one
-	inc.LeaseMu.Unlock()
-	inc.mu.Lock()
-	inc.down = make(chan struct{})
-	close(inc.up)
-	inc.mu.Unlock()
+	inc.serveBy(c)
 	inc.wake()
 	if entered {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
@@ -502,46 +494,55 @@ func (inc *Incarnation) disconnected(err error) {
 		inc.Lose(LossSuspended)
 	}
 	entered := inc.Manager.enter(inc, StateSuspended, Report{Kind: EventSuspended})
-	inc.mu.Lock()
-	inc.up = make(chan struct{})
-	close(inc.down)
-	inc.mu.Unlock()
+	inc.serveBy(nil)
 	if entered {
 		inc.Manager.Log.Info("zsync: connection dropped", "session", Text(inc.ID.Load()), "err", err)
 		inc.Manager.tell()
 	}
 }
 
+func (inc *Incarnation) serveBy(c *conn.Conn) {
+	inc.mu.Lock()
+	defer inc.mu.Unlock()
+	close(inc.turn)
+	inc.served, inc.turn = c, make(chan struct{})
+}
+
 // Disconnection returns a channel that is closed while no connection serves the session.
 func (inc *Incarnation) Disconnection() <-chan struct{} {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()
-	return inc.down
+	if inc.served == nil {
+		return ClosedChan
+	}
+	return inc.turn
 }
 
 // The method `serving` returns the connection that serves the session, or nil.
 func (inc *Incarnation) serving() *conn.Conn {
 	inc.mu.Lock()
 	defer inc.mu.Unlock()
-	if !IsClosed(inc.up) {
-		return nil
-	}
-	return inc.NewestConn() // none that is newer is stored while inc.up is closed
+	return inc.served
 }
 
-// Connection waits until a connection serves the session.
-func (inc *Incarnation) Connection(ctx context.Context) error {
-	inc.mu.Lock()
-	up := inc.up
-	inc.mu.Unlock()
-	if IsClosed(up) {
-		return nil // with a connection, this is cheaper than the select below
+// OpenConn waits until a connection serves the session, and returns it.
+func (inc *Incarnation) OpenConn(ctx context.Context) (*conn.Conn, error) {
+	for {
+		inc.mu.Lock()
+		c, turn := inc.served, inc.turn
+		inc.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+			return nil, CtxErr(ctx)
+		case inc.Ctx.Err() != nil:
+			return nil, ErrEnded
+		case c != nil:
+			return c, nil
+		}
+		if err := AwaitIn(ctx, inc, turn); err != nil && err != ErrEnded {
+			return nil, inc.Manager.unserved(err)
+		}
 	}
-	err := AwaitIn(ctx, inc, up)
-	if err != nil && err != ErrEnded {
-		err = inc.Manager.unserved(err)
-	}
-	return err
 }
 
 // AwaitIn waits for `done`. It returns an error if ctx or the session ends first.

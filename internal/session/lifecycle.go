@@ -1,8 +1,5 @@
 package session
 
-// This file has the operations of a Session as a whole: New, Connect, Close, and its
-// state. manager.go opens one incarnation after another.
-
 import (
 	"cmp"
 	"context"
@@ -44,9 +41,10 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 			m.Log.Warn("zsync: cannot write the trace, which will count the missing records", "err", err)
 		})
 	}
-	m.told = m.phase
+	first := m.phase
+	m.told = first
 	m.cur = newIncarnation(m)
-	m.Spawn(m.logOutages(m.phase))
+	m.Spawn(func() { m.logOutages(first) })
 	go m.run()
 	return m
 }
@@ -68,18 +66,20 @@ func (m *Manager) Connect(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
+	m.mu.Lock()
+	last := m.lately
+	m.mu.Unlock()
 	m.fail(ErrClosed)
 	AwaitFor(m.ended, Grace) // a dialer that hangs ends by itself
-	u := (*ctxError)(nil)
 	switch {
-	case !errors.As(err, &u) || !u.unserved:
+	case !errors.Is(err, errUnserved):
 		return err
-	case u.last == nil:
-		return u.err
-	case conn.RefusesTLS(u.last):
-		return fmt.Errorf("%w (last attempt: %w)", u.err, u.last)
+	case last == nil:
+		return CtxErr(ctx)
+	case conn.RefusesTLS(last):
+		return fmt.Errorf("%w (last attempt: %w)", CtxErr(ctx), last)
 	}
-	return fmt.Errorf("%w (last attempt: %v)", u.err, u.last) // not wrapped: it may be the error of another context than the caller's
+	return fmt.Errorf("%w (last attempt: %v)", CtxErr(ctx), last) // not wrapped: it may be the error of another context than the caller's
 }
 
 // Close ends the session permanently, and returns when all goroutines of m have ended.
@@ -172,12 +172,7 @@ func (m *Manager) Granted() time.Duration {
 func (m *Manager) Timeout() time.Duration { return cmp.Or(m.Granted(), m.Config.Timeout) }
 
 // Certain returns the time for which the present session is still confirmed.
-func (m *Manager) Certain() time.Duration {
-	if inc := m.Present(); inc != nil {
-		return inc.certain()
-	}
-	return 0
-}
+func (m *Manager) Certain() time.Duration { return m.newest().certain() }
 
 // SessionID returns the id of the present session, or 0 while there is none.
 func (m *Manager) SessionID() int64 {

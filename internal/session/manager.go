@@ -343,7 +343,6 @@ func (m *Manager) noneFits() bool {
 // Text formats a session id as ZooKeeper's own tools do.
 func Text(id int64) string { return fmt.Sprintf("0x%x", uint64(id)) }
 
-// The method `newest` returns the newest incarnation.
 func (m *Manager) newest() *Incarnation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -371,7 +370,10 @@ func (m *Manager) Outage() <-chan struct{} {
 func (m *Manager) unserved(err error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return &ctxError{err: err, cause: err, unserved: true, last: m.lately}
+	if m.lately == nil {
+		return fmt.Errorf("%w: %w", errUnserved, err)
+	}
+	return fmt.Errorf("%w (last attempt: %v): %w", errUnserved, m.lately, err) // m.lately is not the result of a request
 }
 
 // Explained returns err. If err is the end of ctx, and no connection serves the session now, the

@@ -1,7 +1,5 @@
 package session
 
-// This file logs that no server can be reached. pacer.go decides when to try which server.
-
 import (
 	"strings"
 	"time"
@@ -20,46 +18,44 @@ const (
 	TextReconnected = "zsync: connected again"
 )
 
-// The method `logOutages` returns a function that follows the phases of a Session, from the phase p until
-// StateClosed, and logs outages. An outage is the time from the end of a connection, or from Connect, to
+// The method `logOutages` follows the phases of a Session, from the phase p until StateClosed, and logs
+// outages. An outage is the time from the end of a connection, or from Connect, to
 // the next connection that exists for the time conn.Lasting. It is logged after firstWord, and again
 // after each interval `reminder`. If it was logged, so is its end.
-func (m *Manager) logOutages(p *phase) func() {
-	return func() {
-		began, next := time.Now(), firstWord // the outage, or zero if there is none; its age at the next message
-		var back time.Time                   // when the present connection began, or zero
-		for p.state != StateClosed {
-			var due <-chan time.Time
-			switch {
-			case began.IsZero():
-			case back.IsZero():
-				due = time.After(next - time.Since(began))
-			default:
-				due = time.After(time.Until(back.Add(conn.Lasting)))
+func (m *Manager) logOutages(p *phase) {
+	began, next := time.Now(), firstWord // the outage, or zero if there is none; its age at the next message
+	var back time.Time                   // when the present connection began, or zero
+	for p.state != StateClosed {
+		var due <-chan time.Time
+		switch {
+		case began.IsZero():
+		case back.IsZero():
+			due = time.After(next - time.Since(began))
+		default:
+			due = time.After(time.Until(back.Add(conn.Lasting)))
+		}
+		select {
+		case <-due:
+		case <-p.over:
+		}
+		// Perhaps the timer is late, because the process was stopped.
+		if !back.IsZero() && time.Since(back) >= conn.Lasting {
+			if next > firstWord {
+				// This is a warning, because the message about the outage was a warning.
+				m.Log.Warn(TextReconnected, "since", back, "lasted", back.Sub(began).Round(time.Millisecond), "session", Text(m.newest().ID.Load()))
 			}
-			select {
-			case <-due:
-			case <-p.over:
+			began, next = time.Time{}, firstWord
+		}
+		switch {
+		case IsClosed(p.over):
+			if p = p.next; p.state == StateConnected {
+				back = time.Now()
+			} else if back = (time.Time{}); began.IsZero() {
+				began = time.Now()
 			}
-			// Perhaps the timer is late, because the process was stopped.
-			if !back.IsZero() && time.Since(back) >= conn.Lasting {
-				if next > firstWord {
-					// This is a warning, because the message about the outage was a warning.
-					m.Log.Warn(TextReconnected, "since", back, "lasted", back.Sub(began).Round(time.Millisecond), "session", Text(m.newest().ID.Load()))
-				}
-				began, next = time.Time{}, firstWord
-			}
-			switch {
-			case IsClosed(p.over):
-				if p = p.next; p.state == StateConnected {
-					back = time.Now()
-				} else if back = (time.Time{}); began.IsZero() {
-					began = time.Now()
-				}
-			case back.IsZero():
-				next = time.Since(began) + reminder
-				m.sayOutage(began)
-			}
+		case back.IsZero():
+			next = time.Since(began) + reminder
+			m.sayOutage(began)
 		}
 	}
 }

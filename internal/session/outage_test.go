@@ -18,7 +18,7 @@ func TestAnOutageBehindAConnectionThatHasLastedIsANewOne(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer
 			m := &Manager{Log: slog.New(slog.NewTextHandler(&log, nil)), phase: &phase{over: make(chan struct{})}}
-			go m.logOutages(m.phase)()
+			go m.logOutages(m.phase)
 			m.enter(nil, StateConnected, Report{})
 			time.Sleep(conn.Lasting)
 			start := time.Now()

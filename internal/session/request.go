@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/zsync/zsync/internal/conn"
 )
 
 // Wait waits for the reply. If ctx or the incarnation ends first, Wait returns the error of ctx or
@@ -34,20 +32,6 @@ func (p *Pending[T]) Wait(ctx context.Context, inc *Incarnation) (T, error) {
 func Start[T any](ctx context.Context, inc *Incarnation, c Call[T]) (*Pending[T], error) {
 	p := NewPending(c)
 	return p, Requests{p}.Start(ctx, inc)
-}
-
-// OpenConn waits until a connection serves the session, and returns it.
-func (inc *Incarnation) OpenConn(ctx context.Context) (*conn.Conn, error) {
-	if ctx.Err() != nil {
-		return nil, CtxErr(ctx)
-	}
-	if err := inc.Connection(ctx); err != nil {
-		return nil, err
-	}
-	if inc.Ctx.Err() != nil {
-		return nil, ErrEnded
-	}
-	return inc.NewestConn(), nil
 }
 
 // Attempt makes a single attempt at a request. If the outcome is unknown,

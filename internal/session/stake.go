@@ -76,7 +76,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 		inc.LeaseMu.Unlock()
 		switch {
 		case c == nil:
-			if err := inc.Connection(ctx); err != nil {
+			if _, err := inc.OpenConn(ctx); err != nil {
 				return nil, err
 			}
 			continue
@@ -107,8 +107,7 @@ func (inc *Incarnation) Stake(ctx context.Context) (*Stake, error) {
 // Assured reports whether the session is confirmed for as long as a new stake requires. It sends
 // no request.
 func (inc *Incarnation) Assured() bool {
-	// A session that is still confirmed is alive.
-	return inc.Ctx.Err() == nil && inc.certain() > time.Duration(inc.Timeout.Load()/4)
+	return inc.certain() > time.Duration(inc.Timeout.Load()/4)
 }
 
 // The function `proved` reports whether the server has not refused q, an inquiry that is over.
@@ -208,8 +207,11 @@ func (inc *Incarnation) watchdog() {
 func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Timeout.Load() / 10) }
 
 // The method `certain` returns the time for which the session is still confirmed if no further
-// reply comes.
+// reply comes. It is 0 if the session has ended.
 func (inc *Incarnation) certain() time.Duration {
+	if inc.Ctx.Err() != nil {
+		return 0
+	}
 	inc.LeaseMu.Lock()
 	defer inc.LeaseMu.Unlock()
 	return max(inc.Lease.Confirmed(time.Now()), 0)

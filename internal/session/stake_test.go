@@ -118,7 +118,7 @@ func TestAHoldIsCertainForASevenTwentiethOfTheTimeoutAfterEachConnect(t *testing
 						time.Sleep(testTimeout)
 						srv.Disconnect(s.ID())
 						time.Sleep(10 * latency)
-						must(t, inc.Connection(t.Context()))
+						must(t, second(inc.OpenConn(t.Context())))
 					}
 					time.Sleep(testTimeout * part / 100)
 					must(t, second(startCreate(t.Context(), inc, "/x", nil, 0))) // as a Lock does
@@ -152,7 +152,7 @@ func TestAHoldBeginsBehindAWriteOverTheConnectionThatTheSessionHas(t *testing.T)
 				must(t, second(create(t.Context(), inc, "/x", nil)))
 				srv.Disconnect(s.ID())
 				time.Sleep(time.Second)
-				must(t, inc.Connection(t.Context()))
+				must(t, second(inc.OpenConn(t.Context())))
 				const took = time.Second
 				var writes atomic.Int32
 				began := time.Now()

@@ -1,7 +1,5 @@
 package session
 
-// This file has waits with a time limit, for work that then continues in the background.
-
 import (
 	"context"
 	"time"

@@ -58,7 +58,7 @@ func (d *Deletion) again(wait time.Duration) {
 // search.
 func (b *backlog) work(inc *session.Incarnation) {
 	for {
-		inc.Connection(inc.Ctx)
+		inc.OpenConn(inc.Ctx)
 		b.mu.Lock()
 		ds := b.waiting
 		b.waiting, b.working = nil, len(ds) > 0

@@ -63,7 +63,7 @@ func FollowDir(ctx context.Context, m *session.Manager, dir string, confirm bool
 			if lost == nil || session.IsClosed(lost) {
 				// Because of the sync, the first snapshot is not older than the call. After a loss, the next
 				// server sends the missed events before the reply to the sync.
-				if err := inc.Connection(ctx); err != nil {
+				if _, err := inc.OpenConn(ctx); err != nil {
 					return err
 				}
 				lost = inc.Ctx.Done()

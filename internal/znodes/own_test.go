@@ -40,7 +40,7 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 						err := CreateEphemeral(t.Context(), other, ours("/a", []byte("another's")))
 						must(t, err)
 						synctest.Wait()
-						must(t, inc.Connection(t.Context()))
+						must(t, second(inc.OpenConn(t.Context())))
 					}
 					return stat, err
 				}, c)
