@@ -248,10 +248,7 @@ func (t *Tally) run() {
 			continue
 		}
 		inc, err := t.m.Incarnation(session.Finishing)
-		switch {
-		case err == nil && t.inc != nil && t.inc != inc:
-			continue // t.inc has ended since
-		case err == nil:
+		if err == nil && (t.inc == nil || t.inc == inc) { // else t.inc has ended since
 			batch, err = t.apply(inc, batch)
 		}
 		if err != nil && !errors.Is(err, session.ErrEnded) {

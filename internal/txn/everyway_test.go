@@ -81,12 +81,10 @@ var errLoss = fmt.Errorf("%w: the session has ended", session.ErrLost)
 func (p plan) everyWay(m *session.Manager) func(*explore.Run) {
 	return func(r *explore.Run) {
 		s := &servers{Run: r, plan: p, m: m, nodes: map[string]*znode{"/gate": {}}}
-		flags := int32(0)
 		if !p.across {
-			flags = zk.FlagEphemeral
 			s.nodes["/"], s.nodes["/dir"] = &znode{readOnly: p.acts > 0 && s.Pick(2) == 1}, &znode{}
 		}
-		s.pool = s.newPool(flags)
+		s.pool = s.newPool()
 		for s.call < p.calls {
 			s.one()
 			s.call++
@@ -114,7 +112,7 @@ func (s *servers) one() {
 			}
 			s.told = append(s.told, "ended")
 			if !s.across {
-				s.pool = s.newPool(zk.FlagEphemeral)
+				s.pool = s.newPool()
 			}
 		}
 	}
@@ -355,8 +353,8 @@ func (s *servers) check(path string, version int32) error {
 }
 
 // newPool returns a pool whose client is the model.
-func (s *servers) newPool(flags int32) *pool {
-	return &pool{m: s.m, flags: flags, client: client{
+func (s *servers) newPool() *pool {
+	return &pool{m: s.m, across: s.across, client: client{
 		attemptMulti: s.attemptMulti, attemptCreate: s.attemptCreate, multi: s.retryMulti, set: s.set, exists: s.exists, makeDir: s.makeDir, drop: s.drop,
 		recall: func(context.Context, *session.Incarnation, []any, int64) []zk.MultiResponse { return nil },
 		vet:    func(context.Context, *session.Incarnation, znodes.Dir) error { return nil },
@@ -393,7 +391,7 @@ func (s *servers) multi(send func(string, func() string) (string, error), ops []
 func (s *servers) attemptMulti(_ context.Context, _ *session.Incarnation, ops []any) ([]zk.MultiResponse, error) {
 	// Between two attempts, the code remembers only this.
 	t := s.t
-	s.told = []string{fmt.Sprint(t.made, t.open, t.why, znodes.FailedOp(t.whyRs) == 0)}
+	s.told = []string{fmt.Sprint(t.log != nil && t.log.used.IsZero(), t.open, t.why, znodes.FailedOp(t.whyRs) == 0)}
 	return s.multi(s.ask, ops)
 }
 

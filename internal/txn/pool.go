@@ -46,7 +46,7 @@ type log struct {
 	dir     string
 	path    string    // in dir
 	version int32     // of the znode, before the transaction writes it
-	used    time.Time // when it was put into a pool
+	used    time.Time // when it was last put into a pool; zero if it is new
 }
 
 // logACL returns the ACL of a log. It is the session's ACL, but every client with the permission to
@@ -105,8 +105,8 @@ func IsLog(data []byte, stat *zk.Stat) bool {
 // all persistent logs of a Session.
 type pool struct {
 	client
-	m     *session.Manager
-	flags int32 // of its znodes
+	m      *session.Manager
+	across bool // its logs are persistent
 
 	shut shared.Cache[bool] // true for directories in which the servers do not let us make or write logs
 
@@ -115,8 +115,8 @@ type pool struct {
 	swept bool   // whether the method `sweep` is running
 }
 
-func poolOf(m *session.Manager, attached *sync.Map, flags int32) *pool {
-	return shared.Attached(attached, func() *pool { return &pool{client: actual, m: m, flags: flags} })
+func poolOf(m *session.Manager, attached *sync.Map, across bool) *pool {
+	return shared.Attached(attached, func() *pool { return &pool{client: actual, m: m, across: across} })
 }
 
 // A pool keeps at most MaxIdle logs in a directory, and at most MaxIdleAll in all. After use,
@@ -128,8 +128,6 @@ const (
 	IdleTime    = time.Minute
 	lastVersion = math.MaxInt32 - 1
 )
-
-func (p *pool) ephemeral() bool { return p.flags == zk.FlagEphemeral }
 
 // The method `take` removes the log in `dir` that was used last from p, and returns it, or nil if p has
 // none there.
@@ -155,8 +153,8 @@ func (p *pool) put(inc *session.Incarnation, l *log, again bool) {
 			beside++
 		}
 	}
-	kept := again && beside < MaxIdle && len(p.idle) < MaxIdleAll && l.version < lastVersion && (!p.ephemeral() || l.dir == p.m.Full("/"))
-	sweep := kept && !p.swept && !p.ephemeral()
+	kept := again && beside < MaxIdle && len(p.idle) < MaxIdleAll && l.version < lastVersion && (p.across || l.dir == p.m.Full("/"))
+	sweep := kept && !p.swept && p.across
 	if kept {
 		l.used = time.Now()
 		p.idle = append(p.idle, l)
@@ -220,9 +218,9 @@ func (p *pool) remove(inc *session.Incarnation, paths ...string) *znodes.Deletio
 // still arrive, and delete first waits until it cannot, unless l is ephemeral.
 func (p *pool) delete(inc *session.Incarnation, l *log, later bool) {
 	m := p.m
-	if p.ephemeral() || !later {
+	if !p.across || !later {
 		d := p.remove(inc, l.path)
-		if p.ephemeral() && l.dir != m.Full("/") {
+		if !p.across && l.dir != m.Full("/") {
 			d.Await(session.ReleaseTime)
 		}
 		return

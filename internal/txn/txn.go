@@ -44,7 +44,6 @@ type transaction struct {
 	ops  []any    // with full paths, which include the chroot
 
 	log   *log               // nil in an attempt if the servers permit no log
-	made  bool               // log is new, and not from the pool
 	open  bool               // an attempt got no reply, so it may have been applied, or may be applied later
 	why   error              // the error that t returns, unless an open attempt was applied
 	whyRs []zk.MultiResponse // the answers with this error, with that to the operation on the log
@@ -75,7 +74,7 @@ func Session(ctx context.Context, m *session.Manager, ops []any) ([]zk.MultiResp
 // the chroot. If the error is ErrEnded, nothing was applied, and nothing will be.
 func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any) ([]zk.MultiResponse, error) {
 	m := inc.Manager
-	t := &transaction{pool: poolOf(m, &inc.Attached, zk.FlagEphemeral), dirs: []string{m.Full("/"), dir}, ops: ops}
+	t := &transaction{pool: poolOf(m, &inc.Attached, false), dirs: []string{m.Full("/"), dir}, ops: ops}
 	return t.apply(ctx, func(f func(*session.Incarnation) error) error { return f(inc) })
 }
 
@@ -95,7 +94,7 @@ func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]z
 	// BeforeClose themselves.
 	_, stay := m.BeforeClose()
 	defer stay()
-	t := &transaction{pool: poolOf(m, &m.Attached, 0), dirs: []string{dir}, ops: ops}
+	t := &transaction{pool: poolOf(m, &m.Attached, true), dirs: []string{dir}, ops: ops}
 	return t.apply(ctx, func(f func(*session.Incarnation) error) error { return m.During(ctx, f) })
 }
 
@@ -173,8 +172,8 @@ func (t *transaction) during(ctx context.Context, inc *session.Incarnation) erro
 			t.pool.drop(t.pool, inc, l, false)
 		}
 		t.log, t.why, t.whyRs = nil, nil, nil
-		if t.made && session.IsAnswer(err, zk.ErrNoAuth) {
-			if !t.pool.ephemeral() {
+		if l.used.IsZero() && session.IsAnswer(err, zk.ErrNoAuth) {
+			if t.pool.across {
 				return err
 			}
 			t.pool.shut.Store(l.dir, true)
@@ -240,9 +239,9 @@ func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why 
 // the servers permit a log. If they permit none, a transaction within one session is applied without
 // a log.
 func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) error {
-	across, suffix := !t.pool.ephemeral(), "txn" // tools recognize a log by its suffix
+	across, suffix, flags := t.pool.across, "txn", int32(zk.FlagEphemeral) // tools recognize a log by its suffix
 	if across {
-		suffix = "receipt"
+		suffix, flags = "receipt", 0
 	}
 	first, deletes := t.ops[0].(*zk.DeleteRequest)
 	if across && (!deletes || len(t.ops) > 1) { // a transaction with a single delete creates no directory
@@ -252,19 +251,19 @@ func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) error
 	}
 	for try, i := 0, 0; i < len(t.dirs); {
 		dir, err := t.dirs[i], zk.ErrNoAuth
-		if t.log, t.made = t.pool.take(dir), false; t.log != nil {
+		if t.log = t.pool.take(dir); t.log != nil {
 			return nil
 		}
 		l := &log{dir: dir, path: znodes.ChildPath(dir, znodes.ProtectedName(znodes.NewGUID(), suffix))}
 		if shut, _ := t.pool.shut.Load(dir); !shut {
-			_, err = t.pool.attemptCreate(ctx, inc, l.path, nil, t.pool.flags, logACL(t.pool.m.Config))
+			_, err = t.pool.attemptCreate(ctx, inc, l.path, nil, flags, logACL(t.pool.m.Config))
 		}
 		if session.OutcomeOf(err) == session.Unknown {
 			t.pool.drop(t.pool, inc, l, true) // the request that creates l may still arrive
 		}
 		switch {
 		case err == nil:
-			t.log, t.made = l, true
+			t.log = l
 			return nil
 		case session.OutcomeOf(err) != session.Answered:
 			if err := t.again(ctx, inc, try, err); err != nil {
