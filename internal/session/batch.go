@@ -1,5 +1,8 @@
 package session
 
+// This file sends several requests together, over one connection and in order. verbs.go has the
+// content of each request.
+
 import (
 	"context"
 

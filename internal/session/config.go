@@ -1,5 +1,7 @@
 package session
 
+// This file has the settings of a session. The public package sets their defaults.
+
 import (
 	"cmp"
 	"crypto/tls"

@@ -1,5 +1,8 @@
 package session
 
+// This file has the end of a session or of a hold, and the functions that run at that end. The
+// caller of End gives the reason.
+
 import (
 	"slices"
 	"sync"

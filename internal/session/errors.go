@@ -1,5 +1,8 @@
 package session
 
+// This file has the errors of a session, and derives the outcome of a request from its error. The
+// root package makes the public errors.
+
 import (
 	"context"
 	"errors"

@@ -1,5 +1,7 @@
 package session
 
+// This file has the events and states of a session. Manager.enter begins each state.
+
 import "time"
 
 // A Report is one event, for the observer of a session.

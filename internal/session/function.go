@@ -1,5 +1,8 @@
 package session
 
+// This file counts the calls of the program's functions, so that Close can wait for them. It does
+// not count holds.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package session
 
+// This file shows when a caller must read a znode of its session again.
+
 import "time"
 
 // A Lapse is the time since a moment: see Incarnation.Lapse.

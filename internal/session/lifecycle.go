@@ -1,5 +1,8 @@
 package session
 
+// This file has the operations of a Session as a whole: New, Connect, Close, and its
+// state. manager.go opens one incarnation after another.
+
 import (
 	"cmp"
 	"context"

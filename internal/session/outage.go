@@ -1,5 +1,7 @@
 package session
 
+// This file logs that no server can be reached. pacer.go decides when to try which server.
+
 import (
 	"strings"
 	"time"

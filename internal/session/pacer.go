@@ -1,5 +1,8 @@
 package session
 
+// This file chooses the next server to try, and the time of the attempt. Incarnation.serve makes the
+// attempt.
+
 import (
 	"math"
 	"sync"

@@ -1,5 +1,8 @@
 package session
 
+// This file has a request and its reply, and the requests that the watchdog sends, too. verbs.go has
+// the requests that read and write a znode. request.go sends requests and waits for replies.
+
 import (
 	"sync"
 

@@ -1,5 +1,7 @@
 package session
 
+// This file has waits with a time limit, for work that then continues in the background.
+
 import (
 	"context"
 	"time"
