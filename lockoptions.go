@@ -12,6 +12,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// This file has `setup`, which has all options, the options of locks, elections and groups, and the
+// layouts. queueoptions.go has the other options of a Queue, and options.go those of a Session.
+
 // A setup has the options of a Session or of a primitive, which uses only some of the fields.
 type setup struct {
 	conf   *session.Config // of a Session
@@ -185,6 +188,9 @@ func (b Backoff) check() error {
 	}
 	return nil
 }
+
+// The rest of this file has the layouts of a line: the names that zsync, Curator, go-zookeeper
+// and kazoo give to its znodes.
 
 // A Layout is a choice of znode names, to share a path with other libraries.
 type Layout int

@@ -127,7 +127,7 @@ func (s *Session) States(ctx context.Context) <-chan State {
 
 // Stats are counters and gauges of a Session.
 type Stats struct {
-	Requests   int64 // requests sent since Connect, without pings and handshakes
+	Requests   int64 // requests sent since Connect, without pings and handshakes; with the sync that follows a handshake
 	Watches    int64 // watches of the present ZooKeeper session
 	Reconnects int64 // connections replaced within a session
 	Expiries   int64 // sessions lost

@@ -30,6 +30,9 @@ import (
 // An Incarnation is one ZooKeeper session, from the handshake to its end. It begins once, ends
 // once, and is never revived: the Manager replaces it with the next. So "do I still hold the lock?"
 // has one answer.
+//
+// This file has the life of an incarnation: connections one after another, the end, and the states
+// that callers see.
 type Incarnation struct {
 	Manager *Manager
 	Watches *conn.Watches

@@ -9,6 +9,9 @@ import (
 	"github.com/zsync/zsync/internal/session"
 )
 
+// This file has the timetables of crontab(5). It parses the five fields, and finds the
+// instants in a time zone whose clocks can change.
+
 // A Cron is a timetable of crontab(5) in a time zone. If the clocks change, a frequent job follows
 // real time, and every other job is daily: see zsync.Cron.
 type Cron struct {
