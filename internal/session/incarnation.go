@@ -70,7 +70,7 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last sync.Mutex // held while a handshake ends the session; `shut` waits before it closes the connection
+	last chan struct{} // has a token while a handshake ends the session; `shut` waits before it closes the connection
 
 	conns    conn.Shared               // the data that the session's connections share
 	conn     atomic.Pointer[conn.Conn] // the newest connection, or nil
@@ -84,6 +84,7 @@ func newIncarnation(m *Manager) *Incarnation {
 		Manager: m,
 		gone:    make(chan struct{}),
 		turn:    make(chan struct{}),
+		last:    make(chan struct{}, 1),
 		kick:    make(chan struct{}, 1),
 	}
 	inc.Timeout.Store(int64(m.Config.Timeout))
@@ -246,10 +247,10 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		inc.noteAbandoned()
 		return ended
 	case ended != nil: // the whole Session is closed
-		inc.last.Lock()
+		inc.last <- struct{}{}
 		inc.end(ErrClosed)
 		c.Bye()
-		inc.last.Unlock()
+		<-inc.last
 		return ended
 	}
 	noteGrant(&inc.Manager.granted, c.Addr, ask.Timeout, got.Timeout)
@@ -432,9 +433,9 @@ func (inc *Incarnation) seal(cause error) {
 // session is alive and connected, `shut` also closes it on the server, which deletes the session's
 // ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
-	inc.end(ErrClosed) // the first cause stays
-	inc.last.Lock()    // a handshake that ends the session has ended it
-	inc.last.Unlock()
+	inc.end(ErrClosed)     // the first cause stays
+	inc.last <- struct{}{} // a handshake that ends the session has ended it
+	<-inc.last
 	if left := inc.abandoned.Load(); left != nil {
 		// Several cases may be ready at once; whichever is picked, the connection is checked again. Without a
 		// connection, endOrphan waits for the same time. If the session expires first, holders have had
