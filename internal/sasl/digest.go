@@ -32,6 +32,7 @@ type digest struct {
 	user, password string
 	nonce          func() string
 
+	begun bool
 	proof string // the rspauth that proves that the server knows the password; "" before Next has returned the response
 }
 
@@ -47,13 +48,15 @@ func (d *digest) Exchange() Mechanism {
 }
 
 func (d *digest) Start(string) ([]byte, error) {
-	d.proof = ""
+	d.begun, d.proof = true, ""
 	return []byte{}, nil
 }
 
 // Next returns the response to the challenge. After that, Next checks the server's proof.
 func (d *digest) Next(challenge []byte) ([]byte, error) {
 	switch {
+	case !d.begun:
+		return nil, errors.New("Next before Start")
 	case challenge == nil && d.proof == "":
 		return nil, errors.New("the server sends no challenge: it is not set up for SASL (its JAAS file needs a section Server)")
 	case challenge == nil:
@@ -69,7 +72,7 @@ func (d *digest) Next(challenge []byte) ([]byte, error) {
 	if subtle.ConstantTimeCompare([]byte(given["rspauth"]), []byte(d.proof)) != 1 {
 		return nil, errors.New("the server has not proved that it knows the password")
 	}
-	d.proof = ""
+	d.begun, d.proof = false, ""
 	return nil, nil
 }
 

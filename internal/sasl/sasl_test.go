@@ -69,6 +69,9 @@ func TestDigestMD5RefusesAChallengeThatItCannotAnswer(t *testing.T) {
 		}
 	}
 	d := DigestMD5("bob", "secret").Exchange()
+	if _, err := d.Next([]byte(challenge)); err == nil {
+		t.Error("Next before Start")
+	}
 	d.Start("")
 	if _, err := d.Next(nil); err == nil || !strings.Contains(err.Error(), "not set up for SASL") {
 		t.Errorf("no challenge: %v", err)
