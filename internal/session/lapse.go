@@ -15,9 +15,9 @@ type Lapse struct {
 func (inc *Incarnation) Lapse() Lapse { return Lapse{inc, inc.Watches.Connection(), time.Now()} }
 
 // Outage reports whether there may have been an outage in l: the connection has changed, or
-// ReleaseTime has passed. In an outage, another client may delete a znode of this session, and a third
-// contender may get what the znode stands for. So before the caller relies on the znode, it reads the
-// znode again.
+// ReleaseTime has passed. In an outage, another client may delete a znode of this session. Then a third
+// contender may get the lock of that znode. So before the caller relies on the znode, it reads the znode
+// again.
 func (l Lapse) Outage() bool {
 	return l.inc.Watches.Connection() != l.on || time.Since(l.at) >= ReleaseTime
 }

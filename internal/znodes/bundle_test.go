@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -38,7 +39,7 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 		"lost request": zktest.DropRequest, "lost reply": zktest.DropReply, "throttled": zktest.Fail(zktest.CodeThrottled),
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
 				var seen int
 				srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -49,11 +50,11 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 					}
 					return zktest.Pass
 				})
-				must(t, s.m.During(t.Context(), func(inc *session.Incarnation) error {
+				harness.Must(t, s.During(t.Context(), func(inc *session.Incarnation) error {
 					_, err := Create(t.Context(), inc, "/a", []byte("x"))
-					must(t, err)
+					harness.Must(t, err)
 					nodes, err := GetAll(t.Context(), inc, []string{"/a", "/b", "/a", "/c"})
-					must(t, err)
+					harness.Must(t, err)
 					if seen != 3 || string(nodes[0].Data) != "x" || nodes[1].Stat != nil || string(nodes[2].Data) != "x" {
 						t.Errorf("got %v after %d attempts", nodes, seen)
 					}
@@ -66,7 +67,7 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 
 // How large znodes are is not known before any was read, but the first few tell.
 func TestGetAllOfManyTakesFewRequestsThoughNothingWasReadBefore(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		var bundles atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -75,15 +76,15 @@ func TestGetAllOfManyTakesFewRequestsThoughNothingWasReadBefore(t *testing.T) {
 			}
 			return zktest.Pass
 		})
-		must(t, s.m.During(t.Context(), func(inc *session.Incarnation) error {
+		harness.Must(t, s.During(t.Context(), func(inc *session.Incarnation) error {
 			paths := make([]string, 1000)
 			for i := range paths {
 				paths[i] = fmt.Sprintf("/n%03d", i)
 				_, err := Create(t.Context(), inc, paths[i], []byte(paths[i]))
-				must(t, err)
+				harness.Must(t, err)
 			}
 			nodes, err := GetAll(t.Context(), inc, paths)
-			must(t, err)
+			harness.Must(t, err)
 			for i, path := range paths {
 				if string(nodes[i].Data) != path {
 					t.Fatalf("got %q at place %d, want %q", nodes[i].Data, i, path)
@@ -99,19 +100,19 @@ func TestGetAllOfManyTakesFewRequestsThoughNothingWasReadBefore(t *testing.T) {
 
 // A server puts the reply to a bundle together in memory, and small znodes say nothing of the size of those that come next.
 func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		var small, large []string
 		for i := range 300 {
 			small = append(small, fmt.Sprintf("/small-%03d", i))
 			_, err := Create(t.Context(), inc, small[i], []byte("x"))
-			must(t, err)
+			harness.Must(t, err)
 		}
 		for i := range 3 * bundleFirst {
 			large = append(large, fmt.Sprintf("/large-%03d", i))
 			_, err := Create(t.Context(), inc, large[i], make([]byte, 900<<10))
-			must(t, err)
+			harness.Must(t, err)
 		}
 		var most atomic.Int64 // of the large in one request
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -121,15 +122,15 @@ func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
 			return zktest.Pass
 		})
 		_, err := GetAll(t.Context(), inc, small)
-		must(t, err)
+		harness.Must(t, err)
 		nodes, err := GetAll(t.Context(), inc, append(small[:1:1], large...))
-		must(t, err)
+		harness.Must(t, err)
 		if n := most.Load(); n > bundleFirst || len(nodes) != len(large)+1 {
 			t.Errorf("one request asks for %d znodes of 900 KiB", n)
 		}
 		most.Store(0)
 		_, err = GetAll(t.Context(), inc, large)
-		must(t, err)
+		harness.Must(t, err)
 		if n := most.Load(); n > 0 {
 			t.Errorf("behind large znodes one request asks for %d of these", n)
 		}
@@ -138,14 +139,14 @@ func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
 
 // A server that dies of the reply to a bundle must not be asked for the same again.
 func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		var paths []string
 		for i := range bundleFirst {
 			paths = append(paths, fmt.Sprintf("/n-%03d", i))
 			_, err := Create(t.Context(), inc, paths[i], []byte(paths[i]))
-			must(t, err)
+			harness.Must(t, err)
 		}
 		var sizes []int
 		srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -157,7 +158,7 @@ func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
 			return zktest.Pass
 		})
 		nodes, err := GetAll(t.Context(), inc, paths)
-		must(t, err)
+		harness.Must(t, err)
 		for i, path := range paths {
 			if string(nodes[i].Data) != path {
 				t.Fatalf("got %q at place %d, want %q", nodes[i].Data, i, path)

@@ -29,15 +29,15 @@ func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 			}
 			ours, theirs := open(t, srv, dialTo(srv.Addrs()[1])), open(t, srv, dialTo(srv.Addrs()[0]))
 			inc, admin := live(t, ours), live(t, theirs)
-			must(t, MakeDir(t.Context(), admin, Dir{Path: "/d"}))
-			must(t, inc.Sync(t.Context(), "/d"))
+			harness.Must(t, MakeDir(t.Context(), admin, Dir{Path: "/d"}))
+			harness.Must(t, inc.Sync(t.Context(), "/d"))
 			srv.Freeze(srv.Addrs()[1])
 			guid := NewGUID()
 			err := CreateEphemeral(t.Context(), admin, numbered("/d", guid))
-			must(t, err)
+			harness.Must(t, err)
 			var refused atomic.Int32
 			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Op == zktest.OpSync && r.Session == ours.ID() && refused.Add(1) <= 3 {
+				if r.Op == zktest.OpSync && r.Session == ours.SessionID() && refused.Add(1) <= 3 {
 					return zktest.Fail(code)
 				}
 				return zktest.Pass
@@ -53,10 +53,10 @@ func TestAListingWhoseSyncWasNotCarriedOutIsNotBelieved(t *testing.T) {
 // What may have been made, and may neither be read nor be found, goes with the
 // session as what may not be deleted does.
 func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		ours, theirs := open(t, srv), open(t, srv)
-		inc, me := live(t, ours), ours.ID()
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		inc, me := live(t, ours), ours.SessionID()
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		var lost atomic.Bool
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			switch {
@@ -78,7 +78,7 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 		if n := len(childrenOf(t, theirs, "/d")); n != 1 {
 			t.Fatalf("%d were made", n)
 		}
-		time.Sleep(testTimeout + testTimeout/10 + time.Second)
+		time.Sleep(harness.Timeout + harness.Timeout/10 + time.Second)
 		if n := len(childrenOf(t, theirs, "/d")); n != 0 {
 			t.Errorf("it is there, and would be for as long as the session lives")
 		}
@@ -90,11 +90,11 @@ func TestWhatMayNotBeFoundGoesWithItsSession(t *testing.T) {
 
 // The pace of attempts, which users choose, does not say how long others wait.
 func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv, func(c *session.Config) { c.Retry = session.RetryPolicy{Min: time.Hour, Max: time.Hour, Factor: 1} })
-		inc, me := live(t, s), s.ID()
+		inc, me := live(t, s), s.SessionID()
 		c := numbered("/d", NewGUID())
-		must(t, CreateEphemeral(t.Context(), inc, c))
+		harness.Must(t, CreateEphemeral(t.Context(), inc, c))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Session == me {
 				return zktest.Fail(zktest.CodeNoAuth)
@@ -104,8 +104,8 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 		start := time.Now()
 		r := Remove(inc, c.Path)
 		<-r.Done
-		if took := time.Since(start); took != testTimeout || !errors.Is(r.Err, session.ErrEnded) {
-			t.Errorf("%v after %v, want the session to be given up after %v", r.Err, took, testTimeout)
+		if took := time.Since(start); took != harness.Timeout || !errors.Is(r.Err, session.ErrEnded) {
+			t.Errorf("%v after %v, want the session to be given up after %v", r.Err, took, harness.Timeout)
 		}
 	})
 }
@@ -113,12 +113,12 @@ func TestWhatMayNotBeDeletedGoesWithItsSessionInTimeWhateverThePace(t *testing.T
 // The name of somebody's wish for a candidate holds that of the candidate. It is not
 // taken for what a create without an answer has made, nor deleted in its place.
 func TestFindIsNotMisledByANameThatHoldsAnother(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
 		guid := NewGUID()
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/e"}))
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/e"}))
 		_, err := Create(t.Context(), inc, "/e/transfer-"+NewGUID()+"-"+ProtectedName(guid, ""), nil)
-		must(t, err)
+		harness.Must(t, err)
 		for _, of := range []string{guid, ProtectedName(guid, "")} {
 			if path, err := Find(t.Context(), inc, "/e", of); path != "" || err != nil {
 				t.Errorf("found %q, %v, and nothing was made", path, err)
@@ -126,7 +126,7 @@ func TestFindIsNotMisledByANameThatHoldsAnother(t *testing.T) {
 		}
 		mine := "/e/" + ProtectedName(guid, "lock-0000000001")
 		_, err = Create(t.Context(), inc, mine, nil)
-		must(t, err)
+		harness.Must(t, err)
 		for _, of := range []string{guid, ProtectedName(guid, "")} {
 			if path, err := Find(t.Context(), inc, "/e", of); path != mine || err != nil {
 				t.Errorf("found %q, %v; want %q", path, err, mine)
@@ -158,10 +158,10 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 			t.Run(name+"/"+way, func(t *testing.T) {
 				for k, hit := 0, true; hit; k++ {
 					hit = false
-					bubble(t, func(t *testing.T, srv *zktest.Server) {
+					harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 						s := open(t, srv)
-						inc, me := live(t, s), s.ID()
-						must(t, MakeDir(t.Context(), inc, Dir{Path: "/d/e"}))
+						inc, me := live(t, s), s.SessionID()
+						harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d/e"}))
 						var mu sync.Mutex
 						seen := 0
 						srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -176,7 +176,7 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 							hit = true
 							return action
 						})
-						ctx, cancel := context.WithTimeout(t.Context(), testTimeout/10)
+						ctx, cancel := context.WithTimeout(t.Context(), harness.Timeout/10)
 						defer cancel()
 						c := creation()
 						err := CreateEphemeral(ctx, inc, c)
@@ -192,7 +192,7 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 						default:
 							t.Errorf("packet %d: %v", k, err)
 						}
-						time.Sleep(2 * testTimeout)
+						time.Sleep(2 * harness.Timeout)
 						if names := childrenOf(t, s, "/d/e"); len(names) != want {
 							t.Errorf("packet %d: %q, %v: want %d znodes", k, names, err, want)
 						}
@@ -211,10 +211,10 @@ func TestACreationIsFoundOrUndoneWhicheverPacketIsLost(t *testing.T) {
 func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 	for name, other := range map[string]bool{"deleted": false, "deleted, and created by another": true} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s, rival := open(t, srv), open(t, srv)
-				inc, me := live(t, s), s.ID()
-				must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+				inc, me := live(t, s), s.SessionID()
+				harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 				creator := live(t, rival)
 				var creates, looks atomic.Int64
 				srv.Intercept(func(r zktest.Request) zktest.Action {
@@ -223,9 +223,9 @@ func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 					case creates.Add(1) == 1:
 						return zktest.DropReply
 					case r.Op == zktest.OpExists && looks.Add(1) == 1:
-						must(t, RemoveNow(t.Context(), creator, "/d/x"))
+						harness.Must(t, RemoveNow(t.Context(), creator, "/d/x"))
 						if other {
-							must(t, CreateEphemeral(t.Context(), creator, ours("/d/x", nil)))
+							harness.Must(t, CreateEphemeral(t.Context(), creator, ours("/d/x", nil)))
 						}
 					}
 					return zktest.Pass
@@ -233,11 +233,11 @@ func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 				err := CreateEphemeral(t.Context(), inc, ours("/d/x", nil))
 				srv.Intercept(nil)
 				stat, e := inc.Exists(t.Context(), "/d/x")
-				must(t, e)
+				harness.Must(t, e)
 				switch {
 				case looks.Load() == 0:
 					t.Error("the client did not look")
-				case other && (!session.IsNodeExists(err) || stat == nil || stat.EphemeralOwner != rival.ID()):
+				case other && (!session.IsNodeExists(err) || stat == nil || stat.EphemeralOwner != rival.SessionID()):
 					t.Errorf("another has created it, %+v: %v", stat, err)
 				case !other && (err != nil || stat == nil || stat.EphemeralOwner != me):
 					t.Errorf("none has created it, %+v: %v", stat, err)
@@ -250,10 +250,10 @@ func TestACreationIsMadeAgainIfItsZnodeIsDeletedBeforeItIsFound(t *testing.T) {
 // Another client deletes the znode and its parent before the listing. The znode is created again, and that reply is
 // lost with the caller. The second znode must not stay.
 func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, rival := open(t, srv), open(t, srv)
-		inc, other, me := live(t, s), live(t, rival), s.ID()
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		inc, other, me := live(t, s), live(t, rival), s.SessionID()
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		c := numbered("/d", NewGUID())
 		c.List = true
 		creates, listed := 0, false
@@ -267,14 +267,14 @@ func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
 			case r.Op == zktest.OpGetChildren2 && !listed:
 				listed = true
 				for _, name := range childrenOf(t, rival, "/d") {
-					must(t, RemoveNow(t.Context(), other, "/d/"+name))
+					harness.Must(t, RemoveNow(t.Context(), other, "/d/"+name))
 				}
-				must(t, RemoveNow(t.Context(), other, "/d"))
+				harness.Must(t, RemoveNow(t.Context(), other, "/d"))
 			}
 			return zktest.Pass
 		})
-		wantErr(t, CreateEphemeral(within(t, testTimeout/10), inc, c), context.DeadlineExceeded)
-		time.Sleep(2 * testTimeout)
+		harness.WantErr(t, CreateEphemeral(harness.Within(t, harness.Timeout/10), inc, c), context.DeadlineExceeded)
+		time.Sleep(2 * harness.Timeout)
 		if names := childrenOf(t, rival, "/d"); len(names) > 0 || inc.Ctx.Err() != nil {
 			t.Errorf("%q stay; the session: %v", names, context.Cause(inc.Ctx))
 		}
@@ -283,15 +283,15 @@ func TestACreationThatIsMadeAgainIsUndoneThoughItsReplyIsLost(t *testing.T) {
 
 // The caller leaves before the reply. The reply has the name of the znode, so no search is needed.
 func TestACreationThatIsAnsweredLateIsUndoneByOneRequest(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		srv.SetLatency(10 * time.Millisecond)
-		before := s.requests()
-		wantErr(t, CreateEphemeral(within(t, time.Millisecond), inc, numbered("/d", NewGUID())), context.DeadlineExceeded)
+		before := s.Requests.Load()
+		harness.WantErr(t, CreateEphemeral(harness.Within(t, time.Millisecond), inc, numbered("/d", NewGUID())), context.DeadlineExceeded)
 		time.Sleep(time.Second)
-		if n := s.requests() - before; n != 2 {
+		if n := s.Requests.Load() - before; n != 2 {
 			t.Errorf("%d requests, want a create and a delete", n)
 		}
 		if names := childrenOf(t, s, "/d"); len(names) > 0 {

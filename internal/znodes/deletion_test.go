@@ -8,6 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -15,7 +16,7 @@ import (
 
 // What has happened is told, not what else might have.
 func TestADeletionWhoseOutcomeIsKnownIsToldThoughTheConnectionIsGone(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		srv.Stop()
@@ -35,7 +36,7 @@ func TestADeletionWhoseOutcomeIsKnownIsToldThoughTheConnectionIsGone(t *testing.
 // drops right behind the answer: whoever has read the answer has settled it before
 // he reads on, and no other goroutine needs a turn for that.
 func TestAnAnswerToADeletionIsToldThoughTheConnectionDropsRightBehindIt(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		srv.Stop()
@@ -72,7 +73,7 @@ func TestWhatIsDeletedInTwoAttemptsIsMissingOnlyIfNeitherHasDeletedIt(t *testing
 		"the second is gone":             {1, zktest.Pass, zk.ErrNoNode},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				inc := live(t, open(t, srv))
 				paths := []string{"/d/1", "/d/2", "/d/3"}
 				for _, path := range paths {

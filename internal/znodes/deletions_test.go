@@ -13,12 +13,13 @@ import (
 
 	"github.com/zsync/zsync/zktest"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 )
 
 func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThereIsOne(t *testing.T) {
 	const n = 500
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		paths := make([]string, n)
@@ -69,7 +70,7 @@ func TestDeletionsThatWaitForAConnectionCostOneGoroutineAndGoInOnePieceWhenThere
 // One that is refused keeps nobody waiting, and none of those that are answered is
 // sent again.
 func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		for _, path := range []string{"/a", "/b"} {
@@ -118,7 +119,7 @@ func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 
 // The reply is lost, and the repetition finds nothing: that was us.
 func TestADeletionWhoseReplyIsLostIsOursWhenItIsGone(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		if err := CreateEphemeral(t.Context(), inc, ours("/a", nil)); err != nil {
@@ -159,7 +160,7 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 	}
 	for name, remove := range ways {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				inc, other := live(t, open(t, srv)), live(t, open(t, srv))
 				if err := CreateEphemeral(t.Context(), inc, ours("/a", []byte("mine"))); err != nil {
 					t.Fatal(err)
@@ -201,7 +202,7 @@ func TestADeletionWhoseReplyIsLostSparesWhatAnotherMakesThereNext(t *testing.T) 
 // are looked at together: a look is at all of them.
 func TestManyDeletionsThatAreRefusedAreLookedAtTogether(t *testing.T) {
 	const n = 5000
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
 		var last atomic.Pointer[time.Time]
 		var sent, times atomic.Int64

@@ -13,17 +13,17 @@ import (
 
 // Without the sync, the first snapshot may be older than the call.
 func TestAFollowerTellsNothingIfTheServersRefuseItsSync(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		_, err := Create(t.Context(), live(t, s), "/d", nil)
-		must(t, err)
+		harness.Must(t, err)
 		srv.Intercept(harness.First(zktest.Fail(zktest.CodeNoAuth), harness.Op(zktest.OpSync)))
 		told := false
-		err = FollowDir(within(t, testTimeout), s.m, "/d", false, func(map[string]session.Node, <-chan struct{}, <-chan struct{}) (bool, error) {
+		err = FollowDir(harness.Within(t, harness.Timeout), s, "/d", false, func(map[string]session.Node, <-chan struct{}, <-chan struct{}) (bool, error) {
 			told = true
 			return true, nil
 		})
-		if wantErr(t, err, zk.ErrNoAuth); told {
+		if harness.WantErr(t, err, zk.ErrNoAuth); told {
 			t.Error("it told a snapshot")
 		}
 	})
@@ -31,14 +31,14 @@ func TestAFollowerTellsNothingIfTheServersRefuseItsSync(t *testing.T) {
 
 // A reader that is still busy with a snapshot gets the next one instead, as soon as there is a change.
 func TestAFollowerTellsTheNextSnapshotIfTheReaderHasNotTakenTheOneBefore(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), live(t, open(t, srv))
-		must(t, second(Create(t.Context(), other, "/d", nil)))
+		harness.Must(t, second(Create(t.Context(), other, "/d", nil)))
 		told := errors.New("told")
 		calls := 0
-		err := FollowDir(within(t, testTimeout), s.m, "/d", false, func(nodes map[string]session.Node, changed, _ <-chan struct{}) (bool, error) {
+		err := FollowDir(harness.Within(t, harness.Timeout), s, "/d", false, func(nodes map[string]session.Node, changed, _ <-chan struct{}) (bool, error) {
 			if calls++; calls == 1 {
-				must(t, second(Create(t.Context(), other, "/d/x", nil)))
+				harness.Must(t, second(Create(t.Context(), other, "/d/x", nil)))
 				<-changed
 				return false, nil
 			}
@@ -47,6 +47,6 @@ func TestAFollowerTellsTheNextSnapshotIfTheReaderHasNotTakenTheOneBefore(t *test
 			}
 			return true, told
 		})
-		wantErr(t, err, told)
+		harness.WantErr(t, err, told)
 	})
 }

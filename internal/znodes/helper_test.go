@@ -20,34 +20,16 @@ func TestMain(m *testing.M) { harness.Main(m) }
 
 // The helpers of all tests of this package.
 
-const testTimeout = harness.Timeout
-
-var (
-	bubble  = harness.Bubble
-	within  = harness.Within
-	must    = harness.Must
-	wantErr = harness.WantErr
-)
-
-// A testSession is a manager of the tests.
-type testSession struct{ m *session.Manager }
-
-func (c *testSession) ID() int64    { return c.m.SessionID() }
-func (c *testSession) Close() error { c.m.Close(); return nil }
-
-// requests returns how many requests c has sent.
-func (c *testSession) requests() int64 { return c.m.Requests.Load() }
-
 // open connects a session to srv, through its in-memory transport.
-func open(t testing.TB, srv *zktest.Server, changes ...func(*session.Config)) *testSession {
+func open(t testing.TB, srv *zktest.Server, changes ...func(*session.Config)) *session.Manager {
 	t.Helper()
-	return &testSession{sessiontest.Open(t, srv.Addrs(), srv.Dial, changes...)}
+	return sessiontest.Open(t, srv.Addrs(), srv.Dial, changes...)
 }
 
 // rooted returns a manager whose paths begin with chroot. It has failed to connect, so it is closed.
 func rooted(chroot string) *session.Manager {
 	m := session.New([]string{"x:1"}, chroot, session.Config{
-		Timeout: testTimeout,
+		Timeout: harness.Timeout,
 		Log:     slog.New(slog.DiscardHandler),
 		Lost:    func(session.LossCause, int64, time.Time, error) error { return session.ErrLost },
 		Dialer:  func(string, string, time.Duration) (net.Conn, error) { return nil, io.EOF },
@@ -59,21 +41,21 @@ func rooted(chroot string) *session.Manager {
 }
 
 // live returns the present incarnation of c.
-func live(t testing.TB, c *testSession) *session.Incarnation {
+func live(t testing.TB, c *session.Manager) *session.Incarnation {
 	t.Helper()
-	inc, err := c.m.Incarnation(t.Context())
-	must(t, err)
+	inc, err := c.Incarnation(t.Context())
+	harness.Must(t, err)
 	return inc
 }
 
 // childrenOf lists a znode with the session of its own.
-func childrenOf(t testing.TB, c *testSession, path string) []string {
+func childrenOf(t testing.TB, c *session.Manager, path string) []string {
 	t.Helper()
-	names, _, err := live(t, c).Children(t.Context(), c.m.Full(path))
+	names, _, err := live(t, c).Children(t.Context(), c.Full(path))
 	if session.IsNoNode(err) {
 		return nil
 	}
-	must(t, err)
+	harness.Must(t, err)
 	slices.Sort(names)
 	return names
 }

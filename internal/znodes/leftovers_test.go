@@ -7,20 +7,21 @@ import (
 
 	"github.com/zsync/zsync/zktest"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 )
 
 func TestFollowersOfAQuietDirectoryAreForgotten(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
 		for _, p := range []string{"/d", "/d/a", "/d/b"} {
 			_, err := Create(t.Context(), inc, p, nil)
-			must(t, err)
+			harness.Must(t, err)
 		}
 		for range 1000 {
 			ctx, cancel := context.WithCancel(t.Context())
-			FollowDir(ctx, s.m, "/d", false, func(map[string]session.Node, <-chan struct{}, <-chan struct{}) (bool, error) {
+			FollowDir(ctx, s, "/d", false, func(map[string]session.Node, <-chan struct{}, <-chan struct{}) (bool, error) {
 				cancel()
 				return true, nil
 			})

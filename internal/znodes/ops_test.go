@@ -7,6 +7,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/conn"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/sasl"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -36,26 +37,26 @@ func TestALogGoesBesideTheFirstCreateOfATransactionOrBesideItsFirstOperation(t *
 
 // The znode that a transaction has created is deleted. One read shows that, however many older znodes there are.
 func TestTheRecallOfADeletedZnodeDoesNotReadAllOlderOnes(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc := live(t, s)
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		ops := []any{&zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}}
 		var path string
 		for range 20 {
 			rs, err := Multi(t.Context(), inc, ops...)
-			must(t, err)
+			harness.Must(t, err)
 			path = rs[0].String
 		}
 		stat, err := inc.Exists(t.Context(), path)
-		must(t, err)
+		harness.Must(t, err)
 		if rs := Recall(t.Context(), inc, ops, stat.Czxid); rs[0].String != path {
 			t.Errorf("%q, want %q", rs[0].String, path)
 		}
-		must(t, RemoveNow(t.Context(), inc, path))
-		before := s.requests()
+		harness.Must(t, RemoveNow(t.Context(), inc, path))
+		before := s.Requests.Load()
 		rs := Recall(t.Context(), inc, ops, stat.Czxid)
-		if n := s.requests() - before; rs[0].String != "" || n != 2 {
+		if n := s.Requests.Load() - before; rs[0].String != "" || n != 2 {
 			t.Errorf("%q after %d requests, want nothing after a listing and a read", rs[0].String, n)
 		}
 	})
@@ -64,19 +65,19 @@ func TestTheRecallOfADeletedZnodeDoesNotReadAllOlderOnes(t *testing.T) {
 // Of two znodes that one transaction has created with the same prefix, another client deletes the second. Recall does
 // not take the first for it.
 func TestTheRecallOfTwoZnodesOfWhichOneIsDeletedNamesNeither(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		op := &zk.CreateRequest{Path: "/d/x-", Flags: zk.FlagSequence, Acl: zk.WorldACL(zk.PermAll)}
 		made, err := Multi(t.Context(), inc, op, op)
-		must(t, err)
+		harness.Must(t, err)
 		stat, err := inc.Exists(t.Context(), made[0].String)
-		must(t, err)
+		harness.Must(t, err)
 		recall := func() []zk.MultiResponse { return Recall(t.Context(), inc, []any{op, op}, stat.Czxid) }
 		if rs := recall(); rs[0].String != made[0].String || rs[1].String != made[1].String {
 			t.Errorf("%+v, want %+v", rs, made)
 		}
-		must(t, RemoveNow(t.Context(), inc, made[1].String))
+		harness.Must(t, RemoveNow(t.Context(), inc, made[1].String))
 		if rs := recall(); rs[0].String != "" || rs[1].String != "" {
 			t.Errorf("%+v, and the second is deleted", rs)
 		}

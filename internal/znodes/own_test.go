@@ -11,6 +11,7 @@ import (
 
 	"github.com/zsync/zsync/zktest"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -25,26 +26,26 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
 				inc, other := live(t, s), live(t, open(t, srv))
 				err := CreateEphemeral(t.Context(), inc, ours("/a", nil))
-				must(t, err)
+				harness.Must(t, err)
 				of(inc).own.Delete("/a") // so that the first attempt looks
 				looks := 0
 				_, _, err = whileOurs(t.Context(), inc, "/a", func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error) {
 					stat, err := lookAtOwn(ctx, inc, path)
 					if looks++; looks == 1 {
-						srv.Disconnect(s.ID())
-						must(t, RemoveNow(t.Context(), other, "/a"))
+						srv.Disconnect(s.SessionID())
+						harness.Must(t, RemoveNow(t.Context(), other, "/a"))
 						err := CreateEphemeral(t.Context(), other, ours("/a", []byte("another's")))
-						must(t, err)
+						harness.Must(t, err)
 						synctest.Wait()
-						must(t, second(inc.OpenConn(t.Context())))
+						harness.Must(t, second(inc.OpenConn(t.Context())))
 					}
 					return stat, err
 				}, c)
-				wantErr(t, err, zk.ErrNoNode)
+				harness.WantErr(t, err, zk.ErrNoNode)
 				if data, _, err := other.Get(t.Context(), "/a"); string(data) != "another's" || err != nil || looks != 2 {
 					t.Errorf("there is %q, %v, behind %d looks; want another's, and 2", data, err, looks)
 				}
@@ -54,9 +55,9 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 }
 
 func TestOnesOwnIsDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
-		must(t, CreateEphemeral(t.Context(), inc, ours("/a", nil)))
+		harness.Must(t, CreateEphemeral(t.Context(), inc, ours("/a", nil)))
 		var attempts atomic.Int32
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Path == "/a" && attempts.Add(1) <= 2 {
@@ -73,10 +74,10 @@ func TestOnesOwnIsDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
 }
 
 func TestCase08AWaitForTheEndOfOnesOwnThatIsCancelledLeavesItsWatch(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
-		must(t, CreateEphemeral(t.Context(), inc, ours("/ours", nil)))
-		wantErr(t, AwaitOwnGone(within(t, time.Second), inc, "/ours"), context.DeadlineExceeded)
+		harness.Must(t, CreateEphemeral(t.Context(), inc, ours("/ours", nil)))
+		harness.WantErr(t, AwaitOwnGone(harness.Within(t, time.Second), inc, "/ours"), context.DeadlineExceeded)
 		if len(inc.Watches.All()) == 0 {
 			t.Error("it has set no watch: the test shows nothing")
 		}

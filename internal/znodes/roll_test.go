@@ -7,12 +7,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
 )
 
 // crowdIn has n goroutines create a child of /d at once, and returns how many
 // listings of /d the server was asked for. Everyone must find himself.
-func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 {
+func crowdIn(t *testing.T, s *session.Manager, n int, listings *atomic.Int64) int64 {
 	t.Helper()
 	inc := live(t, s)
 	before := listings.Load()
@@ -34,10 +36,10 @@ func crowdIn(t *testing.T, s *testSession, n int, listings *atomic.Int64) int64 
 }
 
 func TestWhoCreateAtOnceShareAListingThatWasSentBehindAllOfThem(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		_, err := Create(t.Context(), live(t, s), "/d", nil)
-		must(t, err)
+		harness.Must(t, err)
 		var listings atomic.Int64
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpGetChildren2 && r.Path == "/d" {
@@ -56,10 +58,10 @@ func TestASharedListingSurvivesTheConnectionThatItWasAskedForOn(t *testing.T) {
 	for name, action := range map[string]zktest.Action{"lost request": zktest.DropRequest, "lost reply": zktest.DropReply} {
 		for _, op := range []zktest.Op{zktest.OpCreate, zktest.OpGetChildren2} {
 			t.Run(name+" of "+op.String(), func(t *testing.T) {
-				bubble(t, func(t *testing.T, srv *zktest.Server) {
+				harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 					s := open(t, srv)
 					_, err := Create(t.Context(), live(t, s), "/d", nil)
-					must(t, err)
+					harness.Must(t, err)
 					var listings, seen atomic.Int64
 					srv.Intercept(func(r zktest.Request) zktest.Action {
 						if r.Op == zktest.OpGetChildren2 && r.Path == "/d" {

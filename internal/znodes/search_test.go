@@ -26,12 +26,12 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 	const dirs, each = 5, 40
 	for _, name := range []string{"made", "not made"} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				ours, theirs := open(t, srv), open(t, srv)
 				inc, other := live(t, ours), live(t, theirs)
 				dir := func(i int) string { return fmt.Sprintf("/d/%d", i%dirs) }
 				for i := range dirs {
-					must(t, MakeDir(t.Context(), inc, Dir{Path: dir(i)}))
+					harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: dir(i)}))
 				}
 				var quiet, refuse atomic.Bool
 				if name == "made" {
@@ -41,7 +41,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 				}
 				refuse.Store(true)
 				var syncs, listings, deletions atomic.Int32
-				me := ours.ID()
+				me := ours.SessionID()
 				srv.Intercept(func(r zktest.Request) zktest.Action {
 					switch {
 					case r.Session != me || r.Op == zktest.OpConnect:
@@ -71,13 +71,13 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 					}()
 				}
 				for range dirs * each {
-					wantErr(t, <-left, context.DeadlineExceeded)
+					harness.WantErr(t, <-left, context.DeadlineExceeded)
 				}
 				if name == "made" {
 					srv.SetLatency(0)
 					for i := range dirs {
 						names, _, err := other.Children(t.Context(), dir(i))
-						must(t, err)
+						harness.Must(t, err)
 						if len(names) != each {
 							t.Errorf("%d of %d were made in %s", len(names), each, dir(i))
 						}
@@ -100,7 +100,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 					t.Errorf("%d syncs while one directory may not be listed", n)
 				}
 				refuse.Store(false)
-				time.Sleep(testTimeout / 2)
+				time.Sleep(harness.Timeout / 2)
 				if names, _, err := other.Children(t.Context(), dir(0)); len(names) != 0 || err != nil && !session.IsNoNode(err) {
 					t.Errorf("%s: %d are left, %v", dir(0), len(names), err)
 				}
@@ -123,7 +123,7 @@ func TestWhatAbandonedCreatesHaveMadeIsLookedForTogether(t *testing.T) {
 // through another server is committed. So what an unanswered create has made is looked for
 // behind a write, which it answers in its turn.
 func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
 		var mu sync.Mutex
 		var after []zktest.Op // the create whose reply is lost
@@ -143,7 +143,7 @@ func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
 		})
 		guid := NewGUID()
 		err := CreateEphemeral(t.Context(), inc, numbered("/d", guid))
-		must(t, err)
+		harness.Must(t, err)
 		mu.Lock()
 		defer mu.Unlock()
 		write, list := slices.Index(after, zktest.OpDelete), slices.Index(after, zktest.OpGetChildren2)
@@ -157,14 +157,14 @@ func TestWhatAnUnansweredCreateHasMadeIsLookedForBehindAWrite(t *testing.T) {
 // if the write or the sync ahead of it was not carried out.
 func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOfTheListing(t *testing.T) {
 	for _, refused := range []zktest.Op{zktest.OpDelete, zktest.OpSync} {
-		bubble(t, func(t *testing.T, srv *zktest.Server) {
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
 			inc := live(t, s)
-			must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+			harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 			var lists atomic.Int32
 			var quiet, once atomic.Bool
 			quiet.Store(true)
-			me := s.ID()
+			me := s.SessionID()
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				switch {
 				case quiet.Load():
@@ -179,7 +179,7 @@ func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOf
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			c := numbered("/d", NewGUID())
-			wantErr(t, CreateEphemeral(ctx, inc, c), context.DeadlineExceeded)
+			harness.WantErr(t, CreateEphemeral(ctx, inc, c), context.DeadlineExceeded)
 			quiet.Store(false)
 			srv.Disconnect(me)
 			<-c.Undo.Done
@@ -194,12 +194,12 @@ func TestASearchForAnAbandonedCreateIsRepeatedIfTheServerRefusesWhatComesAheadOf
 // caller that leaves during the search leaves no znode behind.
 func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 	const n = 50
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
 		inc, other := live(t, s), live(t, open(t, srv))
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		var creates, searches, listings atomic.Int32
-		me := s.ID()
+		me := s.SessionID()
 		srv.SetLatency(time.Second) // what is made is answered later than the connection lasts
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			switch {
@@ -259,7 +259,7 @@ func TestCreatesWhoseRepliesAreLostTogetherAreLookedForTogether(t *testing.T) {
 // A broken server answers the listing of a search, and then the connection ends: the write and the
 // sync have no reply. The listing proves nothing, so the batch counts as unanswered, and the whole search is repeated.
 func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
 		b := new(session.Requests)
 		write, sync, listed := session.Add(b, inc.Flush()), session.Add(b, session.SyncCall("/none")), session.Add(b, session.ChildrenCall("/d"))
@@ -276,10 +276,10 @@ func TestASearchWhoseListingIsAnsweredAheadOfItsWriteIsRepeated(t *testing.T) {
 			t.Errorf("%v, so the search is not repeated", err)
 		}
 
-		must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
+		harness.Must(t, MakeDir(t.Context(), inc, Dir{Path: "/d"}))
 		guid := NewGUID()
 		c := numbered("/d", guid)
-		must(t, CreateEphemeral(t.Context(), inc, c))
+		harness.Must(t, CreateEphemeral(t.Context(), inc, c))
 		writes := 0
 		srv.Intercept(func(r zktest.Request) zktest.Action {
 			if r.Op == zktest.OpDelete && r.Path == inc.Flush().Path {

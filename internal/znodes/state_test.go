@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/wire"
@@ -38,16 +39,16 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 		"not there":                   {flags: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, srv *zktest.Server) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 				s := open(t, srv)
 				inc := live(t, s)
 				if c.flags >= 0 {
 					_, err := session.Retry(t.Context(), inc, createCall(inc, "/d", c.data, c.flags))
-					must(t, err)
+					harness.Must(t, err)
 				}
 				if c.write {
 					_, err := inc.Set(t.Context(), "/d", nil, 0)
-					must(t, err)
+					harness.Must(t, err)
 				}
 				srv.Intercept(func(r zktest.Request) zktest.Action {
 					if r.Op == c.refuse {
@@ -58,9 +59,9 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 				for range 2 { // the second time it is remembered
 					czxid, err := Storable(t.Context(), inc, Stored{Path: "/d"})
 					if c.err != nil {
-						wantErr(t, err, c.err)
+						harness.WantErr(t, err, c.err)
 					} else {
-						must(t, err)
+						harness.Must(t, err)
 					}
 					if there := czxid != 0; there != c.there {
 						t.Errorf("there: %v", there)
