@@ -196,8 +196,8 @@ func (inc *Incarnation) connect(addr string) (*conn.Conn, error) {
 	return c, inc.handshake(c)
 }
 
-// A session timeout up to maxGranted is accepted from a server, even if the client asked for much
-// less.
+// A new session's timeout up to maxGranted is accepted from a server, even if the client asked for
+// much less.
 const maxGranted = 2 * time.Minute
 
 // The method `handshake` opens or continues the session over c. Only the first handshake of an
@@ -219,8 +219,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		}
 		return err
 	}
-	if want := inc.Manager.Config.Timeout; got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
-		// If this server hung, the client would wait for it during that timeout.
+	if want := inc.Manager.Config.Timeout; ask.ID == 0 && got.ID != 0 && got.Timeout > max(10*want, maxGranted) {
+		// If this server hung, the client would wait for it during that timeout. A continued session keeps its timeout.
 		c.Bye()
 		return fmt.Errorf("%w: a session timeout of %v instead of %v: see WithSessionTimeout, and the server's minSessionTimeout", conn.ErrHandshake, got.Timeout, want)
 	}

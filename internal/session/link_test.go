@@ -252,6 +252,23 @@ func TestAServerThatGrantsALongerTimeoutThanTheLimitIsNotUsed(t *testing.T) {
 	}
 }
 
+// A session that a server continues is not ended, whatever timeout the server grants: the client knows
+// the timeout of the session, and its holds are still held.
+func TestASessionOutlivesAServerThatGrantsALongerTimeoutThanTheLimit(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		srv.SetSessionTimeouts(maxGranted+time.Millisecond, time.Hour)
+		srv.Disconnect(inc.ID.Load())
+		stake, err := inc.Stake(within(t, testTimeout))
+		must(t, err)
+		defer stake.Drop()
+		time.Sleep(2 * testTimeout)
+		if inc.Ctx.Err() != nil || time.Duration(inc.Timeout.Load()) != testTimeout || len(srv.Sessions()) != 1 {
+			t.Errorf("sessions %x, timeout %v, end: %v", srv.Sessions(), time.Duration(inc.Timeout.Load()), context.Cause(inc.Ctx))
+		}
+	})
+}
+
 // A server is asked for the first timeout of a session, and later perhaps for less.
 func TestTheAnswerToTheLongestRequestTellsWhatAServerGrants(t *testing.T) {
 	type answer struct{ asked, granted time.Duration }
