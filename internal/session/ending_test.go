@@ -126,6 +126,19 @@ func TestWhoWasStoppedIsToldSoThoughTheServersAreQuicker(t *testing.T) {
 	}
 }
 
+// Whoever holds something when the whole Session fails is told why, though the Manager ends the session
+// before the function that has found the failure does.
+func TestHoldersAreToldWhyASessionHasFailedWhoeverEndsIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		var why error
+		inc.Ended.AfterFunc(func(err error) { why = err })
+		inc.Manager.fail(zk.ErrAuthFailed)
+		<-inc.Ended.Done()
+		wantErr(t, why, ErrLost, zk.ErrAuthFailed)
+	})
+}
+
 // hookCounter is a Hook that counts its calls.
 type hookCounter struct {
 	Hook

@@ -433,8 +433,8 @@ func (inc *Incarnation) seal(cause error) {
 // session is alive and connected, `shut` also closes it on the server, which deletes the session's
 // ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
-	inc.end(ErrClosed)     // the first cause stays
-	inc.last <- struct{}{} // a handshake that ends the session has ended it
+	inc.end(context.Cause(inc.Manager.over)) // the first cause stays
+	inc.last <- struct{}{}                   // a handshake that ends the session has ended it
 	<-inc.last
 	if left := inc.abandoned.Load(); left != nil {
 		// Several cases may be ready at once; whichever is picked, the connection is checked again. Without a
