@@ -103,6 +103,9 @@ func (e *Ending) Remove(h *Hook) {
 	if i := h.at; i <= last && e.hooks[i] == h {
 		e.hooks[i], e.hooks[last].at = e.hooks[last], i
 		e.hooks = slices.Delete(e.hooks, last, last+1)
+		if e.first[0] == h {
+			e.first[0] = nil // the list has grown, and no longer uses this storage
+		}
 	}
 }
 

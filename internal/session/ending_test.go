@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/go-zookeeper/zk"
 
@@ -175,6 +177,31 @@ func TestAnEndingCallsEveryHookThatIsNotRemovedOnce(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A session may last for months, so it keeps nothing of a hold that has ended.
+func TestAnEndingKeepsNoHookThatIsRemoved(t *testing.T) {
+	var e Ending
+	freed := func() []weak.Pointer[hookCounter] {
+		hooks := []*hookCounter{{}, {}, {}}
+		var seen []weak.Pointer[hookCounter]
+		for _, h := range hooks {
+			h.Owner = h
+			e.Add(&h.Hook)
+			seen = append(seen, weak.Make(h))
+		}
+		for _, h := range hooks {
+			e.Remove(&h.Hook)
+		}
+		return seen
+	}()
+	runtime.GC()
+	for i, h := range freed {
+		if h.Value() != nil {
+			t.Errorf("hook %d remains in memory", i)
+		}
+	}
+	runtime.KeepAlive(&e)
 }
 
 func TestDoneOfAnEndingIsClosedAfterItsHooksHaveReturned(t *testing.T) {

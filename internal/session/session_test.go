@@ -94,3 +94,17 @@ func TestAListingCostsAFewTimesItsSize(t *testing.T) {
 		}
 	}
 }
+
+// While a machine sleeps, its monotonic clock stands still, but other clients go on.
+func TestALapseCountsTheSleepOfTheMachine(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		l := live(t, open(t, srv)).Lapse()
+		if l.Outage() {
+			t.Error("an outage at once")
+		}
+		l.at.Wall = l.at.Wall.Add(-ReleaseTime)
+		if !l.Outage() {
+			t.Errorf("no outage after a sleep of %v", ReleaseTime)
+		}
+	})
+}
