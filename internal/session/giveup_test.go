@@ -2,10 +2,13 @@ package session
 
 import (
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/zktest"
 )
@@ -55,6 +58,26 @@ func TestHoldersHaveTimeBeforeASessionThatIsGivenUpIsClosed(t *testing.T) {
 		}
 		if next == inc || next.Ctx.Err() != nil {
 			t.Errorf("the next session was given up too: %v", next.Loss())
+		}
+	})
+}
+
+// Holders have that time although the whole Session fails meanwhile, because the servers refuse the
+// credentials of the next session. Whoever calls Close gives up all that he holds.
+func TestHoldersHaveTimeThoughTheWholeSessionFails(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		id, start := s.ID(), time.Now()
+		live(t, s).Abandon()
+		live(t, s)
+		s.m.fail(zk.ErrAuthFailed)
+		time.Sleep(time.Until(start.Add(testTimeout/10 - time.Millisecond)))
+		if !slices.Contains(srv.Sessions(), id) {
+			t.Error("the servers have ended the session too early")
+		}
+		s.m.Close()
+		if ids := srv.Sessions(); len(ids) != 0 {
+			t.Errorf("sessions left: %x", ids)
 		}
 	})
 }

@@ -436,18 +436,19 @@ func (inc *Incarnation) shut() {
 	inc.end(context.Cause(inc.Manager.over)) // the first cause stays
 	inc.last <- struct{}{}                   // a handshake that ends the session has ended it
 	<-inc.last
+	c := inc.serving() // the session has ended, so no other connection will serve it
 	if left := inc.abandoned.Load(); left != nil {
-		// Several cases may be ready at once; whichever is picked, the connection is checked again. Without a
-		// connection, endOrphan waits for the same time. If the session expires first, holders have had
-		// LossTime, too: when the session was abandoned, the servers had to keep it for longer. A caller
-		// of Close gives up its holds itself, so Close waits for no holder.
+		// Several cases may be ready at once; each is right. Without a connection, endOrphan waits for the
+		// same time. If the session expires first, holders have had LossTime, too: when the session was
+		// abandoned, the servers had to keep it for longer. A caller of Close gives up its holds itself, so
+		// Close waits for no holder. But a failure of the whole Session does not shorten the time.
 		select {
 		case <-time.After(time.Until(left.Add(inc.LossTime()))):
 		case <-inc.Disconnection():
-		case <-inc.Manager.Over:
+		case <-inc.Manager.farewell:
 		}
 	}
-	if c := inc.serving(); c != nil {
+	if c != nil {
 		c.Bye()
 		AwaitFor(inc.gone, time.Second)
 	}
