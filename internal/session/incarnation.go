@@ -241,12 +241,12 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		c.Bye() // no client will use this session
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
-	case ended != nil && !IsClosed(inc.Manager.Over):
+	case ended != nil && !IsClosed(inc.Manager.farewell):
 		// The incarnation ended during the handshake, which has renewed the session for another timeout.
 		// endOrphan ends the session after the holders have had LossTime.
 		inc.noteAbandoned()
 		return ended
-	case ended != nil: // the whole Session is closed
+	case ended != nil: // by Close
 		inc.last <- struct{}{}
 		inc.end(ErrClosed)
 		c.Bye()

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/lease"
@@ -109,6 +111,10 @@ func TestASessionThatEndsInAHandshakeIsNotClosedBeforeItsHoldersHadTheirTime(t *
 			lose(inc)
 			time.Sleep(500 * time.Microsecond)
 		},
+		"lost, and the whole Session fails": func(inc *Incarnation) {
+			lose(inc)
+			inc.Manager.fail(zk.ErrAuthFailed)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, srv *zktest.Server) {
@@ -137,9 +143,15 @@ func TestASessionThatEndsInAHandshakeIsNotClosedBeforeItsHoldersHadTheirTime(t *
 				inc = first
 				srv.Disconnect(id)
 				<-first.Ctx.Done()
-				live(t, s)
 				time.Sleep(testTimeout / 2)
 				at, n := closed()
+				if s.m.Failure() != nil {
+					if n != 0 {
+						t.Errorf("closed %v after the end", at.Sub(told))
+					}
+					return
+				}
+				live(t, s)
 				if took := at.Sub(told); n != 1 || took < testTimeout/10 || took > testTimeout/5 {
 					t.Errorf("closed %d times, the first %v after the end; want once, after %v", n, took, testTimeout/10)
 				}
