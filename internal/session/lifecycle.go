@@ -121,7 +121,9 @@ func (m *Manager) Close() {
 	case <-none:
 	case <-m.Over:
 	case <-time.After(limit):
-		m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
+		if !IsClosed(none) {
+			m.Log.Warn("zsync: Close waits no longer for functions that have not returned", "timeout", limit)
+		}
 	}
 	close(m.farewell)
 	m.newest().AwaitConnected(m.none(func() int { return m.staff }), farewellTime)

@@ -3,6 +3,7 @@ package closing
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -288,5 +289,31 @@ func TestAClosedSessionLogsNoOutage(t *testing.T) {
 			time.Sleep(3 * time.Hour)
 			<-done
 		})
+	}
+}
+
+// Close warns of functions that have not returned, but only if there are any.
+func TestCloseWithoutAWaitWarnsOnlyOfFunctionsThatRun(t *testing.T) {
+	for _, runs := range []bool{false, true} {
+		for range 20 { // the limit passes at once, and either may be seen first
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				var warned atomic.Bool
+				s := suite.Open(t, srv, zsync.WithCloseTimeout(0), zsync.WithLogger(harness.OnLog(func(msg string) {
+					if strings.Contains(msg, "functions") {
+						warned.Store(true)
+					}
+				})))
+				over := make(chan struct{})
+				if runs {
+					harness.Arrive(t, func() error {
+						return zsync.NewMutex(s, "/m").Do(context.Background(), func(context.Context) error { <-over; return nil })
+					})
+				}
+				s.Close()
+				if close(over); warned.Load() != runs {
+					t.Errorf("a function runs: %v, Close has warned: %v", runs, !runs)
+				}
+			})
+		}
 	}
 }
