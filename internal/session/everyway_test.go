@@ -131,7 +131,7 @@ func (j journey) everyWay(t *testing.T, r *explore.Run) {
 		cfg.Dialer = func(_, addr string, _ time.Duration) (net.Conn, error) {
 			return &lateSocket{s: s, server: slices.Index(travelHosts, addr)}, nil
 		}
-		m := &Manager{Config: cfg, Hosts: travelHosts, Log: cfg.Log, Over: make(chan struct{}), tried: map[string]error{}, phase: &phase{over: make(chan struct{})}}
+		m := &Manager{Config: cfg, Hosts: travelHosts, Log: cfg.Log, Over: make(chan struct{}), tried: map[string]error{}, phase: &phase{over: make(chan struct{})}, outage: true}
 		m.told, m.Pace = m.phase, pacer{hosts: travelHosts}
 		s.inc = newIncarnation(m)
 		s.inc.ID.Store(7)

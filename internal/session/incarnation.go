@@ -480,7 +480,6 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	} else {
 		inc.begun = true
 		m.Trace.Line(trace.Record{Event: trace.Session, Session: Text(inc.ID.Load()), Timeout: time.Duration(inc.Timeout.Load()).String(), Zxid: inc.conns.Zxid.Load()})
-		m.Spawn(inc.watchdog)
 	}
 	// Change the state before the channel is closed: a goroutine that waits for the channel may then
 	// read the state.

@@ -45,9 +45,9 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 		})
 	}
 	first := m.phase
-	m.told = first
+	m.told, m.outage = first, true
 	m.cur = newIncarnation(m)
-	m.Spawn(func() { m.logOutages(first) })
+	m.Spawn(func() { m.logOutage(first) })
 	go m.run()
 	return m
 }

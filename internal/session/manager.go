@@ -43,6 +43,7 @@ type Manager struct {
 	phase       *phase           // the present; guarded by mu
 	told        *phase           // the last whose event was passed to the observer, or is being passed; guarded by mu
 	telling     bool             // a goroutine is passing an event; guarded by mu
+	outage      bool             // a goroutine logs an outage; guarded by mu
 	lately      error            // why the last server failed; nil once a server executes a request; guarded by mu
 	tried       map[string]error // by address: the server's last error; cleared when any server executes a request; guarded by mu
 	staff       int              // number of users that will tidy up before the end: see BeforeClose; guarded by mu
@@ -65,7 +66,7 @@ type Manager struct {
 	spawnMu sync.RWMutex   // taken before a goroutine is added to wg
 }
 
-// The method `run` opens each incarnation and waits for its end.
+// The method `run` opens each incarnation, and is its watchdog until its end.
 func (m *Manager) run() {
 	defer close(m.ended)
 	for {
@@ -74,10 +75,7 @@ func (m *Manager) run() {
 			defer close(inc.gone)
 			inc.serve()
 		})
-		select {
-		case <-inc.Ctx.Done():
-		case <-m.Over:
-		}
+		inc.watchdog()
 		if IsClosed(m.Over) {
 			inc.shut() // it ends inc first
 			break
@@ -271,6 +269,10 @@ func (m *Manager) enter(inc *Incarnation, s ConnState, e Report) bool {
 	last.next = &phase{state: s, event: e, over: make(chan struct{})}
 	m.phase = last.next
 	close(last.over)
+	if last.state == StateConnected && s != StateClosed && !m.outage {
+		m.outage = true
+		m.Spawn(func() { m.logOutage(last.next) })
+	}
 	return true
 }
 
@@ -296,6 +298,84 @@ func (m *Manager) tell() {
 func (m *Manager) Observe(e Report) {
 	if m.Config.Observe != nil && (e.Op != "" || e.Path == "") {
 		m.Config.Observe(e)
+	}
+}
+
+const (
+	firstWord = time.Second
+	reminder  = time.Hour
+)
+
+// The log messages of an outage. The command zsync shows these messages, and no other log messages.
+const (
+	TextOutage      = "zsync: no connection to any server"
+	TextReconnected = "zsync: connected again"
+)
+
+// The method `logOutage` logs an outage: the time from the end of a connection, or from Connect, to the
+// next connection that exists for the time conn.Lasting. It follows the phases of the Session from p, the
+// first of the outage, to the end of the outage or to StateClosed. The outage is logged after firstWord,
+// and again after each interval `reminder`. If it was logged, so is its end.
+func (m *Manager) logOutage(p *phase) {
+	began, next := time.Now(), firstWord // next: the age of the outage at the next message
+	var back time.Time                   // when the present connection began, or zero
+	for p.state != StateClosed {
+		at := began.Add(next)
+		if !back.IsZero() {
+			at = back.Add(conn.Lasting)
+		}
+		select {
+		case <-time.After(time.Until(at)):
+		case <-p.over:
+		}
+		// Perhaps the timer is late, because the process was stopped.
+		if !back.IsZero() && time.Since(back) >= conn.Lasting {
+			if next > firstWord {
+				// This is a warning, because the message about the outage was a warning.
+				m.Log.Warn(TextReconnected, "since", back, "lasted", back.Sub(began).Round(time.Millisecond), "session", Text(m.newest().ID.Load()))
+			}
+			m.mu.Lock()
+			again := m.phase != p // the next outage has begun
+			m.outage = again
+			m.mu.Unlock()
+			if !again {
+				return
+			}
+			began, next = time.Now(), firstWord
+		}
+		switch {
+		case IsClosed(p.over):
+			if p = p.next; p.state == StateConnected {
+				back = time.Now()
+			} else {
+				back = time.Time{}
+			}
+		case back.IsZero():
+			next = time.Since(began) + reminder
+			m.sayOutage(began)
+		}
+	}
+}
+
+// For each server, sayOutage logs why the client's last attempt to use that server failed. If there
+// are holds, sayOutage also logs until when the session is confirmed.
+func (m *Manager) sayOutage(began time.Time) {
+	m.mu.Lock()
+	var why []string
+	for _, addr := range m.Hosts {
+		if err := m.tried[addr]; err != nil {
+			why = append(why, err.Error())
+		} else {
+			why = append(why, addr+": no answer yet")
+		}
+	}
+	inc := m.cur
+	m.mu.Unlock()
+	err := strings.Join(why, "; ")
+	if holds := m.Holds.Load(); holds > 0 && inc.left() > 0 {
+		m.Log.Warn(TextOutage, "since", began, "holds", holds, "until", time.Now().Add(inc.left()).Round(time.Millisecond), "err", err)
+	} else {
+		m.Log.Warn(TextOutage, "since", began, "err", err)
 	}
 }
 

@@ -17,8 +17,8 @@ func TestAnOutageBehindAConnectionThatHasLastedIsANewOne(t *testing.T) {
 	for range 20 { // either may come first
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer
-			m := &Manager{Log: slog.New(slog.NewTextHandler(&log, nil)), phase: &phase{over: make(chan struct{})}}
-			go m.logOutages(m.phase)
+			m := &Manager{Log: slog.New(slog.NewTextHandler(&log, nil)), phase: &phase{over: make(chan struct{})}, outage: true}
+			go m.logOutage(m.phase)
 			m.enter(nil, StateConnected, Report{})
 			time.Sleep(conn.Lasting)
 			start := time.Now()

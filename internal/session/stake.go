@@ -168,9 +168,15 @@ func (inc *Incarnation) wake() {
 // The method `watchdog` ends the incarnation when the session is no longer confirmed. While there
 // are stakes, it sends requests that confirm the session, and leaves a server that does not confirm it:
 // another server is tried then. It looks more often than necessary, because its timer stops while the
-// machine sleeps.
+// machine sleeps. It begins when the session is established, and returns when the incarnation has ended
+// or the Session is closed.
 func (inc *Incarnation) watchdog() {
-	for inc.Alive() {
+	select {
+	case <-inc.kick: // `connected` wakes it
+	case <-inc.Ctx.Done():
+	case <-inc.Manager.Over:
+	}
+	for inc.Alive() && !IsClosed(inc.Manager.Over) {
 		c := inc.serving()
 		inc.LeaseMu.Lock()
 		now := time.Now()
@@ -199,6 +205,7 @@ func (inc *Incarnation) watchdog() {
 		case <-answered:
 		case <-inc.kick:
 		case <-inc.Ctx.Done():
+		case <-inc.Manager.Over:
 		}
 	}
 }

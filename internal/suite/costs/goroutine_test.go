@@ -45,3 +45,35 @@ func TestAFreeLockRunsInTheGoroutineOfItsCaller(t *testing.T) {
 		harness.Must(t, m.Unlock())
 	})
 }
+
+// An idle session reads its connection, writes to it, and watches over the time until which it is confirmed. An
+// outage must not leave a goroutine behind.
+func TestAnIdleSessionHasThreeGoroutines(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		const sessions = 5
+		for range sessions {
+			suite.Open(t, srv)
+		}
+		want := func() {
+			t.Helper()
+			time.Sleep(time.Minute) // nothing of before is under way
+			synctest.Wait()
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			n := 0
+			for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+				if strings.Contains(stack, "zsync/internal/session.") || strings.Contains(stack, "zsync/internal/conn.") {
+					n++
+				}
+			}
+			if n != 3*sessions {
+				t.Errorf("%d sessions have %d goroutines, want 3 each:\n%s", sessions, n, stacks)
+			}
+		}
+		want()
+		srv.Stop()
+		time.Sleep(2 * time.Second)
+		srv.Restart()
+		want()
+	})
+}
