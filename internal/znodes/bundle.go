@@ -57,7 +57,7 @@ func GetChildren(ctx context.Context, inc *session.Incarnation, dir string, name
 // refuses a znode of a bundle, getAll calls `read` for each znode of the bundle.
 func getAll(ctx context.Context, inc *session.Incarnation, paths []string, size int, read func(ctx context.Context, path string) ([]byte, *zk.Stat, error)) ([]session.Node, error) {
 	nodes := make([]session.Node, 0, len(paths))
-	for limit := size; len(paths) > 0; limit *= 4 {
+	for limit := size; len(paths) > 0; {
 		largest := max(int(of(inc).largest.Load()), 1)
 		if largest > 1 && len(paths) <= bundleMax {
 			limit = bundleMax // few enough znodes to read at once, whatever their size
@@ -74,8 +74,12 @@ func getAll(ctx context.Context, inc *session.Incarnation, paths []string, size 
 		if err != nil {
 			return nil, err
 		}
-		nodes = append(nodes, slices.Concat(results...)...)
-		size = min(4*size, bundleMax)
+		largest = max(largest/2, 256) // large znodes that are behind us count less and less
+		for _, n := range slices.Concat(results...) {
+			nodes, largest = append(nodes, n), max(largest, len(n.Data))
+		}
+		of(inc).largest.Store(int64(largest))
+		size, limit = min(4*size, bundleMax), 4*len(round)
 	}
 	return nodes, nil
 }
@@ -106,9 +110,8 @@ func getBundle(ctx context.Context, inc *session.Incarnation, paths []string, tr
 	case session.IsUnimplemented(err): // before ZooKeeper 3.6
 		inc.Manager.NoBundles.Store(true)
 		return getEach(ctx, paths, read)
-	case err == nil:
-	case errors.Is(err, session.ErrEnded), errors.Is(err, ctx.Err()):
-		return nil, err
+	case err == nil, errors.Is(err, session.ErrEnded), errors.Is(err, ctx.Err()):
+		return nodes, err
 	case session.OutcomeOf(err) == session.Answered: // a single read returns the reason
 		return getEach(ctx, paths, read)
 	default:
@@ -128,12 +131,6 @@ func getBundle(ctx context.Context, inc *session.Incarnation, paths []string, tr
 		}
 		return nodes, nil
 	}
-	largest := of(inc).largest.Load() / 2
-	for _, n := range nodes {
-		largest = max(largest, int64(len(n.Data)))
-	}
-	of(inc).largest.Store(max(largest, 256))
-	return nodes, nil
 }
 
 // getEach is getAll with a call of `read` for each znode.

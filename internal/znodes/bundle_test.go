@@ -137,6 +137,32 @@ func TestABundleIsSmallWhateverTheZnodesBeforeItWere(t *testing.T) {
 	})
 }
 
+// A large znode is followed by many small ones: each round of small znodes is larger than the one before it.
+func TestGetAllReadsManyTogetherAgainBehindALargeZnode(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		inc := live(t, open(t, srv))
+		paths := []string{"/large"}
+		_, err := Create(t.Context(), inc, "/large", make([]byte, 900<<10))
+		harness.Must(t, err)
+		for i := range 1000 {
+			paths = append(paths, fmt.Sprintf("/n%03d", i))
+			_, err := Create(t.Context(), inc, paths[1+i], []byte(paths[1+i]))
+			harness.Must(t, err)
+		}
+		for range 2 {
+			before := srv.Counts()
+			nodes, err := GetAll(t.Context(), inc, paths)
+			harness.Must(t, err)
+			if len(nodes) != len(paths) || len(nodes[0].Data) != 900<<10 || string(nodes[1000].Data) != paths[1000] {
+				t.Errorf("%d znodes, the first of %d bytes, the last %q", len(nodes), len(nodes[0].Data), nodes[1000].Data)
+			}
+			if n := srv.Counts().Sub(before).Total(); n > 100 {
+				t.Errorf("%d requests for a large znode and 1000 small ones", n)
+			}
+		}
+	})
+}
+
 // A server that dies of the reply to a bundle must not be asked for the same again.
 func TestABundleUnderWhichTheConnectionBrokeIsHalved(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {

@@ -22,7 +22,7 @@ type known struct {
 	lasting shared.Cache[int64]      // by path: the czxid of the persistent znode there, see Storable
 	ids     atomic.Pointer[[]zk.ACL] // the identities of this client, see the function `identities`; nil before the first request for them
 	own     sync.Map                 // by path: the last sighting of the znode of a shared Creation
-	largest atomic.Int64             // size, in bytes, of the largest znode in recent bundles
+	largest atomic.Int64             // size, in bytes, of the largest znode that getAll has read lately; 0 before the first
 
 	rollMu sync.Mutex
 	rolls  map[string]conn.Request // the Rolls in flight, by parent path; guarded by rollMu
