@@ -303,6 +303,48 @@ func TestALogWhoseCreateHadNoReplyIsNotLeft(t *testing.T) {
 	}
 }
 
+// The servers refuse the deletion of idle logs for a while: it is tried again, whether one log is idle or several are.
+func TestIdleLogsAreDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, o := open(t, srv), open(t, srv)
+			var delayed, refuse atomic.Bool
+			refuse.Store(true)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Op == zktest.OpMulti && r.Ops[0].Op == zktest.OpSetData:
+					if !delayed.Swap(true) {
+						return zktest.Delay(time.Second) // so all transactions are answered at the same time
+					}
+				case refuse.Load() && (r.Op == zktest.OpDelete || r.Op == zktest.OpMulti) && r.Session == s.ID():
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+			must(t, znodes.MakeDir(t.Context(), live(t, s), znodes.Dir{Path: "/logs"}))
+			applied := make(chan error, n)
+			for i := range n {
+				go func() {
+					_, err := Across(t.Context(), s.m, "/logs", []any{&zk.CreateRequest{Path: fmt.Sprint("/x", i), Acl: zk.WorldACL(zk.PermAll)}})
+					applied <- err
+				}()
+			}
+			for range n {
+				must(t, <-applied)
+			}
+			time.Sleep(IdleTime + time.Second)
+			if left := len(childrenOf(t, o, "/logs")); left != n {
+				t.Fatalf("%d logs, want %d: the test shows nothing", left, n)
+			}
+			refuse.Store(false)
+			time.Sleep(time.Minute)
+			if names := childrenOf(t, o, "/logs"); len(names) > 0 {
+				t.Errorf("%q are left of %d", names, n)
+			}
+		})
+	}
+}
+
 // The servers permit no log, and are overloaded: they do not execute the transaction. Its session ends before the next
 // attempt, so the transaction belongs to the next session.
 func TestATransactionWithoutALogGoesOnInTheNextSession(t *testing.T) {

@@ -21,8 +21,8 @@ import (
 // a session timeout, the client abandons the session, and its other holds are lost, with LossGivenUp.
 // Then no client waits longer for a process that has released its hold than for one that has crashed.
 //
-// Several znodes are deleted in one transaction. If the transaction fails, or has no reply, each
-// znode gets a Deletion of its own: see `split`. The unexported fields belong to the goroutine that
+// Without `By`, several znodes are deleted in one transaction. If the transaction fails, or has no
+// reply, each znode gets a Deletion of its own: see `split`. The unexported fields belong to the goroutine that
 // handles the Deletion.
 //
 // The caller sends the first attempt, and the reading goroutine ends the Deletion with the reply. So
@@ -100,7 +100,7 @@ func (d *Deletion) attempted(err error) {
 	switch {
 	case err == nil, session.IsNoNode(err) && d.mayBe && len(d.Paths) == 1:
 		d.over(nil)
-	case len(d.Paths) > 1 && outcome != session.Unsent:
+	case d.By == nil && len(d.Paths) > 1 && outcome != session.Unsent:
 		d.split(bundlesOf(d.Paths, 1))
 	case session.IsNoNode(err):
 		d.over(err)
