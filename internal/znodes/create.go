@@ -321,6 +321,7 @@ func undo(inc *session.Incarnation, c *Creation, then func()) *Deletion {
 	case c.GUID != "":
 		d.Paths, d.guid = []string{ChildPath(c.Dir.Path, c.GUID)}, c.GUID
 	case c.Shared:
+		of(inc).own.Delete(c.Paths[0]) // of an earlier znode: SetOwn may have ended after AwaitOwnGone
 		d.By = func() error { return RemoveOwn(inc, d.Paths[0], "") }
 	}
 	made.Then(func(err error) {

@@ -54,6 +54,41 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 	}
 }
 
+// The reply to a write of ours has come. Before the writer reads on, another client deletes our znode and makes its own, of
+// the same version. Then a create of ours is given up: it leaves the other's znode alone.
+func TestACreateThatIsGivenUpSparesAnothersZnodeThoughAWriteEndsLate(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc, other := live(t, s), live(t, open(t, srv))
+		harness.Must(t, CreateEphemeral(t.Context(), inc, ours("/a", nil)))
+		gone := harness.Async(func() error { return AwaitOwnGone(t.Context(), inc, "/a") })
+		synctest.Wait()
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpCreate && r.Session == s.SessionID() {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		asked := false
+		late := harness.Asking(t.Context(), func() { // the write was sent
+			if synctest.Wait(); !asked {
+				asked = true
+				harness.Must(t, RemoveNow(t.Context(), other, "/a"))
+				harness.Must(t, CreateEphemeral(t.Context(), other, ours("/a", nil)))
+				harness.Must(t, SetOwn(t.Context(), other, "/a", []byte("another's")))
+				harness.Must(t, <-gone)
+			}
+		})
+		harness.Must(t, SetOwn(late, inc, "/a", nil))
+		c := ours("/a", nil)
+		harness.WantErr(t, CreateEphemeral(harness.Within(t, time.Second/2), inc, c), context.DeadlineExceeded)
+		<-c.Undo.Done
+		if data, _, err := other.Get(t.Context(), "/a"); string(data) != "another's" || err != nil {
+			t.Errorf("there is %q, %v; want another's", data, err)
+		}
+	})
+}
+
 func TestOnesOwnIsDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		inc := live(t, open(t, srv))
