@@ -388,11 +388,12 @@ func (s *servers) multi(send func(string, func() string) (string, error), ops []
 	return rs, err
 }
 
-func (s *servers) attemptMulti(_ context.Context, _ *session.Incarnation, ops []any) ([]zk.MultiResponse, error) {
+func (s *servers) attemptMulti(_ context.Context, _ *session.Incarnation, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	// Between two attempts, the code remembers only this.
 	t := s.t
 	s.told = []string{fmt.Sprint(t.log != nil && t.log.used.IsZero(), t.open, t.why, znodes.FailedOp(t.whyRs) == 0)}
-	return s.multi(s.ask, ops)
+	rs, err = s.multi(s.ask, ops)
+	return rs, session.OutcomeOf(err) == session.Unknown, err
 }
 
 func (s *servers) retryMulti(_ context.Context, _ *session.Incarnation, ops ...any) ([]zk.MultiResponse, error) {

@@ -23,7 +23,7 @@ import (
 // The type `client` has the functions by which a transaction uses a session. Tests have a model of
 // them.
 type client struct {
-	attemptMulti  func(ctx context.Context, inc *session.Incarnation, ops []any) ([]zk.MultiResponse, error)
+	attemptMulti  func(ctx context.Context, inc *session.Incarnation, ops []any) (rs []zk.MultiResponse, open bool, err error)
 	attemptCreate func(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
 	multi         func(ctx context.Context, inc *session.Incarnation, ops ...any) ([]zk.MultiResponse, error)
 	set           func(inc *session.Incarnation, ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error)

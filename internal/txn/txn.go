@@ -135,8 +135,8 @@ func (t *transaction) during(ctx context.Context, inc *session.Incarnation) erro
 		if l != nil {
 			ops = append([]any{l.write()}, ops...)
 		}
-		rs, err := t.pool.attemptMulti(ctx, inc, ops)
-		t.open = t.open || session.OutcomeOf(err) == session.Unknown
+		rs, open, err := t.pool.attemptMulti(ctx, inc, ops)
+		t.open = t.open || open
 		switch {
 		case l == nil && t.open:
 			return fmt.Errorf("without permission to create beside it that cannot be found out: %w", err)

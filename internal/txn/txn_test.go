@@ -345,6 +345,28 @@ func TestIdleLogsAreDeletedThoughTheServersRefuseThatForAWhile(t *testing.T) {
 	}
 }
 
+// A transaction waits for a connection, and its session ends: nothing was sent, so it belongs to the next session, whether
+// it has a log already or not.
+func TestATransactionThatWaitsForAConnectionOutlivesItsSession(t *testing.T) {
+	for _, before := range []int{0, 1} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			for i := range before {
+				_, err := Session(t.Context(), s.m, []any{&zk.CreateRequest{Path: fmt.Sprint("/", i)}})
+				must(t, err)
+			}
+			me := s.ID()
+			srv.Stop()
+			time.Sleep(time.Second)
+			time.AfterFunc(2*testTimeout, srv.Restart)
+			_, err := Session(t.Context(), s.m, []any{&zk.CreateRequest{Path: "/x"}})
+			if names := childrenOf(t, s, "/"); err != nil || !slices.Contains(names, "x") || s.ID() == me {
+				t.Errorf("%d before: %v; %q; the session is the same: %v", before, err, names, s.ID() == me)
+			}
+		})
+	}
+}
+
 // The servers permit no log, and are overloaded: they do not execute the transaction. Its session ends before the next
 // attempt, so the transaction belongs to the next session.
 func TestATransactionWithoutALogGoesOnInTheNextSession(t *testing.T) {

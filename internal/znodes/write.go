@@ -95,23 +95,22 @@ func Multi(ctx context.Context, inc *session.Incarnation, ops ...any) ([]zk.Mult
 func MultiOpen(ctx context.Context, inc *session.Incarnation, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	lost := false
 	err = inc.Repeat(ctx, func() (err error) {
-		open = lost
-		rs, err = AttemptMulti(ctx, inc, ops)
-		lost = lost || session.OutcomeOf(err) == session.Unknown
+		open = open || lost
+		rs, lost, err = AttemptMulti(ctx, inc, ops)
 		return err
 	})
 	return rs, open, err
 }
 
-// AttemptMulti makes a single attempt at a transaction. If the outcome is unknown, OutcomeOf(err)
-// is Unknown.
-func AttemptMulti(ctx context.Context, inc *session.Incarnation, ops []any) ([]zk.MultiResponse, error) {
+// AttemptMulti makes a single attempt at a transaction. It sets `open` if the attempt was sent, and
+// has no reply.
+func AttemptMulti(ctx context.Context, inc *session.Incarnation, ops []any) (rs []zk.MultiResponse, open bool, err error) {
 	p, err := StartMulti(ctx, inc, ops)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	rs, err := p.Wait(ctx, inc)
-	if session.OutcomeOf(err) == session.Unknown {
+	rs, err = p.Wait(ctx, inc)
+	if open = session.OutcomeOf(err) == session.Unknown; open {
 		// The ephemeral znodes of ops count as created. If they do not exist, `reserve` forgets them. The
 		// name of a numbered znode is unknown here: see Recall.
 		for _, op := range ops {
@@ -120,7 +119,7 @@ func AttemptMulti(ctx context.Context, inc *session.Incarnation, ops []any) ([]z
 			}
 		}
 	}
-	return rs, err
+	return rs, open, err
 }
 
 // StartMulti is AttemptMulti without the wait for the reply.
