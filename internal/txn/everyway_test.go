@@ -433,7 +433,7 @@ func (s *servers) exists(_ *session.Incarnation, _ context.Context, path string)
 	return stat, nil
 }
 
-func (s *servers) attemptCreate(_ context.Context, _ *session.Incarnation, path string, _ []byte, _ int32, _ []zk.ACL) (made string, err error) {
+func (s *servers) attemptCreate(_ context.Context, _ *session.Incarnation, path string, _ []byte, _ int32, _ []zk.ACL) (open bool, err error) {
 	_, lost := s.ask("create "+s.log(path), func() string {
 		switch dir := s.nodes[znodes.ParentPath(path)]; {
 		case dir == nil:
@@ -447,9 +447,9 @@ func (s *servers) attemptCreate(_ context.Context, _ *session.Incarnation, path 
 		return fmt.Sprint(err)
 	})
 	if lost != nil {
-		return "", lost
+		return session.OutcomeOf(lost) == session.Unknown, lost
 	}
-	return path, err
+	return false, err
 }
 
 func (s *servers) makeDir(_ context.Context, _ *session.Incarnation, dir znodes.Dir) error {

@@ -24,7 +24,7 @@ import (
 // them.
 type client struct {
 	attemptMulti  func(ctx context.Context, inc *session.Incarnation, ops []any) (rs []zk.MultiResponse, open bool, err error)
-	attemptCreate func(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (string, error)
+	attemptCreate func(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (open bool, err error)
 	multi         func(ctx context.Context, inc *session.Incarnation, ops ...any) ([]zk.MultiResponse, error)
 	set           func(inc *session.Incarnation, ctx context.Context, path string, data []byte, version int32) (*zk.Stat, error)
 	exists        func(inc *session.Incarnation, ctx context.Context, path string) (*zk.Stat, error)

@@ -250,15 +250,15 @@ func (t *transaction) begin(ctx context.Context, inc *session.Incarnation) error
 		}
 	}
 	for try, i := 0, 0; i < len(t.dirs); {
-		dir, err := t.dirs[i], zk.ErrNoAuth
+		dir, open, err := t.dirs[i], false, zk.ErrNoAuth
 		if t.log = t.pool.take(dir); t.log != nil {
 			return nil
 		}
 		l := &log{dir: dir, path: znodes.ChildPath(dir, znodes.ProtectedName(znodes.NewGUID(), suffix))}
 		if shut, _ := t.pool.shut.Load(dir); !shut {
-			_, err = t.pool.attemptCreate(ctx, inc, l.path, nil, flags, logACL(t.pool.m.Config))
+			open, err = t.pool.attemptCreate(ctx, inc, l.path, nil, flags, logACL(t.pool.m.Config))
 		}
-		if session.OutcomeOf(err) == session.Unknown {
+		if open {
 			t.pool.drop(t.pool, inc, l, true) // the request that creates l may still arrive
 		}
 		switch {

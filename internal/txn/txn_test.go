@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -365,6 +366,31 @@ func TestATransactionThatWaitsForAConnectionOutlivesItsSession(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestATransactionThatWasNeverSentLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		srv.Stop()
+		synctest.Wait()
+		before := harness.Goroutines()
+		for name, apply := range map[string]func(ctx context.Context) error{
+			"within a session": func(ctx context.Context) error {
+				_, err := Session(ctx, s.m, []any{&zk.CreateRequest{Path: "/x"}})
+				return err
+			},
+			"across sessions": func(ctx context.Context) error {
+				_, err := Across(ctx, s.m, "/logs", []any{&zk.CreateRequest{Path: "/x"}})
+				return err
+			},
+		} {
+			wantErr(t, apply(harness.Within(t, time.Millisecond)), context.DeadlineExceeded)
+			if synctest.Wait(); harness.Goroutines() > before {
+				t.Errorf("%s: it leaves %d goroutines", name, harness.Goroutines()-before)
+			}
+		}
+		srv.Restart()
+	})
 }
 
 // The servers permit no log, and are overloaded: they do not execute the transaction. Its session ends before the next

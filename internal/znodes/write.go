@@ -132,10 +132,14 @@ func StartCreate(ctx context.Context, inc *session.Incarnation, path string, dat
 	return session.Start(ctx, inc, createWithACL(inc, path, data, flags, inc.Manager.Config.ACL, true))
 }
 
-// AttemptCreate makes a single attempt to create a znode. If the outcome is unknown, OutcomeOf(err)
-// is Unknown.
-func AttemptCreate(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (string, error) {
-	return session.Attempt(ctx, inc, createWithACL(inc, path, data, flags, acl, true))
+// AttemptCreate makes a single attempt to create a znode, as AttemptMulti does.
+func AttemptCreate(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (open bool, err error) {
+	p, err := session.Start(ctx, inc, createWithACL(inc, path, data, flags, acl, true))
+	if err != nil {
+		return false, err
+	}
+	_, err = p.Wait(ctx, inc)
+	return session.OutcomeOf(err) == session.Unknown, err
 }
 
 // Create creates a persistent znode and its missing parents, which belong to no primitive. It
