@@ -14,11 +14,10 @@ import (
 )
 
 func createCall(inc *session.Incarnation, path string, data []byte, flags int32) session.Call[string] {
-	return createWithACL(inc, path, data, flags, inc.Manager.Config.ACL, false)
+	return createWithACL(inc, path, data, flags, inc.Manager.Config.ACL)
 }
 
-// The reply to the request of createWithACL records an ephemeral znode if `count` is true.
-func createWithACL(inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL, count bool) session.Call[string] {
+func createWithACL(inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) session.Call[string] {
 	op, refused := int32(wire.OpCreate), (func(int32))(nil)
 	switch {
 	case flags != zk.FlagContainer:
@@ -38,9 +37,6 @@ func createWithACL(inc *session.Incarnation, path string, data []byte, flags int
 		Take: func(s *wire.Scanner) string {
 			made := s.String()
 			s.Bad = s.Bad || !isMade(made, path, flags)
-			if count && !s.Bad && flags&zk.FlagEphemeral != 0 {
-				of(inc).settle(0, []string{made})
-			}
 			return made
 		},
 	}
@@ -127,19 +123,19 @@ func StartMulti(ctx context.Context, inc *session.Incarnation, ops []any) (*sess
 	return session.Start(ctx, inc, multiCall(inc, ops, true))
 }
 
-// StartCreate sends a single request that creates a znode, without waiting for the reply.
-func StartCreate(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32) (*session.Pending[string], error) {
-	return session.Start(ctx, inc, createWithACL(inc, path, data, flags, inc.Manager.Config.ACL, true))
-}
-
-// AttemptCreate makes a single attempt to create a znode, as AttemptMulti does.
+// AttemptCreate makes a single attempt to create a znode, whose name the servers do not complete. It
+// sets `open` as AttemptMulti does.
 func AttemptCreate(ctx context.Context, inc *session.Incarnation, path string, data []byte, flags int32, acl []zk.ACL) (open bool, err error) {
-	p, err := session.Start(ctx, inc, createWithACL(inc, path, data, flags, acl, true))
+	p, err := session.Start(ctx, inc, createWithACL(inc, path, data, flags, acl))
 	if err != nil {
 		return false, err
 	}
 	_, err = p.Wait(ctx, inc)
-	return session.OutcomeOf(err) == session.Unknown, err
+	open = session.OutcomeOf(err) == session.Unknown
+	if (open || err == nil) && flags == zk.FlagEphemeral {
+		of(inc).settle(0, []string{path})
+	}
+	return open, err
 }
 
 // Create creates a persistent znode and its missing parents, which belong to no primitive. It
