@@ -86,7 +86,7 @@ func Within(ctx context.Context, inc *session.Incarnation, dir string, ops []any
 // that says "may have been applied" has the same meaning. After any other error, nothing was
 // applied, and nothing will be.
 func Across(ctx context.Context, m *session.Manager, dir string, ops []any) ([]zk.MultiResponse, error) {
-	l := &log{path: znodes.ChildPath(dir, znodes.LogName)}
+	l := &log{path: znodes.ChildPath(dir, znodes.LogName), version: lastVersion} // the longest write
 	if err := znodes.CheckSize(m, append([]any{l.write()}, ops...)); err != nil {
 		return nil, err
 	}

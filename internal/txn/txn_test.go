@@ -393,6 +393,26 @@ func TestATransactionThatWasNeverSentLeavesNothing(t *testing.T) {
 	})
 }
 
+// The largest transaction that is accepted fits into a request, however often its log was used.
+func TestATransactionThatIsNotTooLargeIsApplied(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		must(t, znodes.MakeDir(t.Context(), live(t, s), znodes.Dir{Path: "/logs"}))
+		store := func(n int) error {
+			_, err := Across(harness.Within(t, time.Minute), s.m, "/logs", []any{&zk.SetDataRequest{Path: "/logs", Data: make([]byte, n), Version: -1}})
+			return err
+		}
+		n := 1 << 20
+		for errors.Is(store(n), session.ErrTooLarge) {
+			n--
+		}
+		for range 10 {
+			must(t, store(0))
+		}
+		must(t, store(n))
+	})
+}
+
 // The servers permit no log, and are overloaded: they do not execute the transaction. Its session ends before the next
 // attempt, so the transaction belongs to the next session.
 func TestATransactionWithoutALogGoesOnInTheNextSession(t *testing.T) {
