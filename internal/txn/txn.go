@@ -166,13 +166,14 @@ func (t *transaction) during(ctx context.Context, inc *session.Incarnation) erro
 			t.rs = rs[min(1, len(rs)):]
 			return err
 		}
-		// They refused the operation on the log, so t takes another log. If t has just created this log,
-		// and may not write it, the next log must be in another directory.
+		// They refused the operation on the log, so t takes another log. If t has just created this log, and
+		// no other client has changed it, its ACL or a quota forbids the write. Then the next log must be in
+		// another directory.
 		if t.log != nil && !session.IsNoNode(err) { // nil: settle has deleted it
 			t.pool.drop(t.pool, inc, l, false)
 		}
 		t.log, t.why, t.whyRs = nil, nil, nil
-		if l.used.IsZero() && session.IsAnswer(err, zk.ErrNoAuth) {
+		if l.used.IsZero() && !session.IsNoNode(err) && !session.IsBadVersion(err) {
 			if t.pool.across {
 				return err
 			}

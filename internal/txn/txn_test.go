@@ -17,6 +17,7 @@ import (
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/session/sessiontest"
+	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
@@ -391,6 +392,31 @@ func TestATransactionThatWasNeverSentLeavesNothing(t *testing.T) {
 		}
 		srv.Restart()
 	})
+}
+
+// The servers refuse to write the log of a transaction, because a quota is exceeded: they would refuse each other log, too.
+func TestATransactionWhoseLogExceedsAQuotaFails(t *testing.T) {
+	for _, across := range []bool{true, false} {
+		made, left, quota := 0, 0, wire.Code(zktest.CodeQuotaExceeded)
+		p := &pool{m: new(session.Manager), across: across, client: client{
+			attemptCreate: func(context.Context, *session.Incarnation, string, []byte, int32, []zk.ACL) (bool, error) {
+				if made, left = made+1, left+1; made > 9 {
+					return false, zk.ErrInvalidACL // ends the test
+				}
+				return false, nil
+			},
+			attemptMulti: func(_ context.Context, _ *session.Incarnation, ops []any) ([]zk.MultiResponse, bool, error) {
+				return []zk.MultiResponse{{Error: quota}, {Error: wire.Code(-2)}}, false, quota
+			},
+			vet:  func(context.Context, *session.Incarnation, znodes.Dir) error { return nil },
+			drop: func(*pool, *session.Incarnation, *log, bool) { left-- },
+		}}
+		x := &transaction{pool: p, dirs: []string{"/logs"}, ops: []any{&zk.CheckVersionRequest{Path: "/x", Version: -1}}}
+		_, err := x.apply(t.Context(), func(f func(*session.Incarnation) error) error { return f(nil) })
+		if err != quota || left != 0 {
+			t.Errorf("across sessions: %v: %v after %d logs, of which %d are left", across, err, made, left)
+		}
+	}
 }
 
 // The largest transaction that is accepted fits into a request, however often its log was used.
