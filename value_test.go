@@ -858,6 +858,20 @@ func TestAValueOutlivesTheLockThatHasMadeItsPathAgain(t *testing.T) {
 	})
 }
 
+// Another client deletes the znode of a Value, and the Value is stored anew: its znode is persistent, and needs no child.
+func TestAValueThatIsStoredAgainHasNoChild(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		v := zsync.NewValue[int](open(t, srv), "/v")
+		admin := harness.Plain(t, srv)
+		for range 2 {
+			for n := range 2 {
+				must(t, v.Store(t.Context(), n))
+			}
+			must(t, admin.Delete("/v", -1))
+		}
+	})
+}
+
 func TestInt64DoesWhatAtomicInt64Does(t *testing.T) {
 	for name, opts := range map[string][]zsync.ValueOption{"decimal": nil, "Curator's": {zsync.WithCodec(zsync.BigEndian)}} {
 		t.Run(name, func(t *testing.T) {

@@ -22,11 +22,8 @@ import (
 // safe, so Store returns NoNode and sends nothing. If a write changes another znode than the read
 // has shown, the answer shows another czxid: see [znodes.Wrote].
 func Store(ctx context.Context, m *session.Manager, dir string, at znodes.Stored, ops []any) error {
-	known := at
-	if _, ok := ops[0].(*zk.CreateRequest); ok {
-		known.Path = "" // if the znode exists, the servers refuse to create it
-	}
-	czxid, err := storable(ctx, m, known)
+	_, creates := ops[0].(*zk.CreateRequest) // if the znode exists, the servers refuse to create it
+	czxid, err := storable(ctx, m, at, creates)
 	if err != nil {
 		return err
 	}
@@ -38,8 +35,8 @@ func Store(ctx context.Context, m *session.Manager, dir string, at znodes.Stored
 		return zk.ErrNoNode
 	}
 	rs, err := Across(ctx, m, dir, ops)
-	if session.IsNodeExists(err) && known.Path == "" { // without this check, a caller might try again forever
-		if _, e := storable(ctx, m, at); errors.Is(e, znodes.ErrMixed) {
+	if session.IsNodeExists(err) && creates { // without this check, a caller might try again forever
+		if _, e := storable(ctx, m, at, false); errors.Is(e, znodes.ErrMixed) {
 			return e
 		}
 	}
@@ -52,9 +49,9 @@ func Store(ctx context.Context, m *session.Manager, dir string, at znodes.Stored
 	return m.During(ctx, func(inc *session.Incarnation) error { return znodes.Wrote(ctx, inc, at, rs[sets].Stat, czxid) })
 }
 
-func storable(ctx context.Context, m *session.Manager, at znodes.Stored) (czxid int64, err error) {
+func storable(ctx context.Context, m *session.Manager, at znodes.Stored, creates bool) (czxid int64, err error) {
 	err = m.During(ctx, func(inc *session.Incarnation) (err error) {
-		czxid, err = znodes.Storable(ctx, inc, at)
+		czxid, err = znodes.Storable(ctx, inc, at, creates)
 		return err
 	})
 	return czxid, err

@@ -108,15 +108,18 @@ func (at Stored) key() string {
 }
 
 // Storable returns the czxid of the persistent znode of `at`, or 0 if there is none yet. The error
-// is ErrMixed if the servers may delete that znode. A session usually reads each znode once.
-func Storable(ctx context.Context, inc *session.Incarnation, at Stored) (czxid int64, err error) {
+// is ErrMixed if the servers may delete that znode. A session usually reads each znode once. If `creates`
+// is true, the caller creates the znode of `at`, so Storable does not read it, and forgets an earlier one.
+func Storable(ctx context.Context, inc *session.Incarnation, at Stored, creates bool) (czxid int64, err error) {
 	czxid, known := of(inc).lasting.Load(at.key())
 	dir := Stored{Path: at.Dir, Map: true}
 	var unknown []Stored
 	if _, ok := of(inc).lasting.Load(dir.key()); !ok && at.Dir != "" {
 		unknown = append(unknown, dir)
 	}
-	if !known && at.Path != "" {
+	if creates {
+		of(inc).lasting.Delete(at.key())
+	} else if !known {
 		unknown = append(unknown, at)
 	}
 	var paths []string

@@ -57,7 +57,7 @@ func TestWhatIsStoredInLasts(t *testing.T) {
 					return zktest.Pass
 				})
 				for range 2 { // the second time it is remembered
-					czxid, err := Storable(t.Context(), inc, Stored{Path: "/d"})
+					czxid, err := Storable(t.Context(), inc, Stored{Path: "/d"}, false)
 					if c.err != nil {
 						harness.WantErr(t, err, c.err)
 					} else {
