@@ -268,15 +268,13 @@ func (h *Hold) fence(ctx context.Context, has func() bool, node func() string, w
 		}
 		stat, err := write(ctx, path)
 		h.mu.Lock()
-		moved := path != node()
+		lost, moved := h.lost.Cause(), path != node()
 		switch {
-		case !has():
-			// h was unlocked during our write. Another goroutine may hold h now, with a token from
-			// a write before ours. Our token would be greater, so our caller must not get it. After a
-			// loss, it was perhaps giveUp that unlocked h.
-			err := cmp.Or(h.lost.Cause(), ErrNotLocked)
+		case lost != nil || !has():
+			// h was lost or unlocked during our write. Another goroutine may hold h now, with a token from
+			// a write before ours. Our token would be greater, so our caller must not get it.
 			h.mu.Unlock()
-			return 0, err
+			return 0, cmp.Or(lost, ErrNotLocked)
 		case err != nil && !moved:
 			h.mu.Unlock()
 			return 0, h.Explain(err)

@@ -88,7 +88,7 @@ func (j *judge) ofHold(t *one, l trace.Record) {
 			odd("the loss of what was not held")
 		case h.end == trace.Loss:
 			odd("lost twice")
-		case h.end == "":
+		case h.end == "", l.Reason == "deleted": // the release has found that another client had deleted the znode
 			h.finish(l)
 		}
 	case trace.Release:
@@ -111,7 +111,9 @@ func (j *judge) ofHold(t *one, l trace.Record) {
 		case l.Zxid != 0:
 			h.over, h.gone = l.Zxid, l.Zxid
 		}
-		delete(t.open, key)
+		if l.Zxid != 0 { // otherwise, the loss may follow
+			delete(t.open, key)
+		}
 	}
 }
 

@@ -341,6 +341,47 @@ func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
 	}
 }
 
+// Another client deletes the znode of a hold, and the holder learns of it only from its release.
+func TestALossThatTheReleaseFindsIsNoViolation(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var ws [2]suite.TraceBuffer
+		a, b := suite.Open(t, srv, zsync.WithTrace(&ws[0])), suite.Open(t, srv, zsync.WithTrace(&ws[1]))
+		m := zsync.NewMutex(a, "/m")
+		harness.Must(t, m.Lock(t.Context()))
+		next := harness.Async(func() error { return zsync.NewMutex(b, "/m").Lock(t.Context()) })
+		synctest.Wait()
+		suite.DeleteContender(t, b, "/m", 0) // no watch is on the znode yet
+		harness.Must(t, <-next)
+		time.Sleep(time.Millisecond)
+		harness.WantErr(t, m.Unlock(), zsync.ErrLost)
+		harness.Must(t, a.Close())
+		harness.Must(t, b.Close())
+		r := verify.Files([]*verify.File{ws[0].File(t, "0"), ws[1].File(t, "1")}, 0)
+		if len(r.Violations) > 0 || r.Losses == 0 {
+			t.Errorf("%d losses, violations: %v", r.Losses, r.Violations)
+		}
+	})
+}
+
+// The servers write a token, and before their reply comes, WithMaxHold ends the hold.
+func TestATokenThatComesAfterTheLossIsNotInTheTrace(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var w suite.TraceBuffer
+		s := suite.Open(t, srv, zsync.WithTrace(&w))
+		m := zsync.NewMutex(s, "/m", zsync.WithMaxHold(time.Second))
+		harness.Must(t, m.Lock(t.Context()))
+		srv.Intercept(harness.First(zktest.Delay(1100*time.Millisecond), harness.Op(zktest.OpSetData)))
+		_, err := m.Token(t.Context())
+		harness.WantErr(t, err, zsync.ErrLost)
+		harness.WantErr(t, m.Unlock(), zsync.ErrLost)
+		harness.Must(t, s.Close())
+		f := w.File(t, "mine")
+		if r := verify.Files([]*verify.File{f}, 0); len(r.Violations) > 0 || r.Losses != 1 {
+			t.Errorf("%d losses, violations: %v", r.Losses, r.Violations)
+		}
+	})
+}
+
 // Equal paths below two chroots are two locks, which two processes may hold at once.
 func TestTracesOfTwoChrootsAreOfTwoLocks(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
