@@ -403,12 +403,15 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		lost := false // whether a loss of the session has ended the attempt, if ctx has not
 		ran, err := c.attempt(ctx, func(r scheduleRecord) (_ time.Time, err error) {
 			at, wait, err = c.pick(next, r, since, begun)
-			if err == nil && (at.IsZero() || wait > 0 || at.After(c.now()) && !at.Equal(begun)) { // a later attempt begins whatever the wall clock shows
+			switch {
+			case err != nil:
+			case at.IsZero(), wait > 0, at.After(c.now()) && !at.Equal(begun): // a later attempt begins whatever the wall clock shows
 				err = errMarked
+			default:
+				begun = at // if the attempt ends in the line, before f runs, this instant is not missed yet
 			}
 			return at, err
 		}, c.retries, func(ctx context.Context, at time.Time) error {
-			begun = at
 			err := f(ctx, at)
 			lost = err == nil || ctx.Err() != nil
 			return err

@@ -985,6 +985,36 @@ func TestNoInstantRunsThatIsPastWhenTheLockIsFree(t *testing.T) {
 	}
 }
 
+// At the instant, the line is busy with an earlier one, which Do names. The next instant is far, so
+// this one is not missed, under any policy.
+func TestAnInstantThatHasToWaitInTheLineIsNotMissed(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			srv.SetLatency(10 * time.Millisecond)
+			at := time.Now().Add(time.Hour)
+			var ran []time.Duration
+			run := async(func() error {
+				c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy))
+				return c.Run(t.Context(), timetable{at, at.Add(time.Hour)}, func(context.Context, time.Time) error {
+					ran = append(ran, time.Since(at).Round(time.Second))
+					return nil
+				})
+			})
+			time.Sleep(time.Until(at) - time.Second)
+			_, err := zsync.NewSchedule(open(t, srv), "/jobs").Do(t.Context(), at.Add(-time.Minute), func(context.Context) error {
+				time.Sleep(5 * time.Second)
+				return nil
+			})
+			must(t, err)
+			must(t, <-run)
+			if want := []time.Duration{4 * time.Second, time.Hour}; !slices.Equal(ran, want) {
+				t.Errorf("%v: ran %v after the first instant, want %v", policy, ran, want)
+			}
+		})
+	}
+}
+
 // A failure keeps what was done before, and a success keeps the failure. Texts of any kind come back.
 func TestAFailureAndASuccessKeepEachOther(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
