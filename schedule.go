@@ -88,7 +88,7 @@ type MissedPolicy int
 
 const (
 	MissedLatest MissedPolicy = iota // run the latest of them, at once
-	MissedSkip                       // run none of them
+	MissedSkip                       // run none of them, and no instant that came due during a run
 	MissedAll                        // run them all, one after the other, each until it succeeds or its attempts are used up
 )
 
@@ -402,10 +402,12 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		var wait time.Duration
 		lost := false // whether a loss of the session has ended the attempt, if ctx has not
 		ran, err := c.attempt(ctx, func(r scheduleRecord) (_ time.Time, err error) {
+			was := at // the choice before the wait in the line
 			at, wait, err = c.pick(next, r, since, begun)
 			switch {
 			case err != nil:
-			case at.IsZero(), wait > 0, at.After(c.now()) && !at.Equal(begun): // a later attempt begins whatever the wall clock shows
+			case at.IsZero(), wait > 0, at.After(c.now()) && !at.Equal(begun), // a later attempt begins whatever the wall clock shows
+				c.missed == MissedSkip && !was.IsZero() && !at.Equal(was):
 				err = errMarked
 			default:
 				begun = at // if the attempt ends in the line, before f runs, this instant is not missed yet

@@ -1015,6 +1015,31 @@ func TestAnInstantThatHasToWaitInTheLineIsNotMissed(t *testing.T) {
 	}
 }
 
+// An instant that comes due while a process runs another is late for all processes when the line is
+// free. With MissedSkip, none of them runs it, whichever gets the line.
+func TestMissedSkipRunsNoInstantThatCameDueDuringARun(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		began := time.Now()
+		var hours timetable
+		var want []run
+		for h := range time.Duration(40) {
+			at := (h + 1) * time.Hour
+			if hours = append(hours, began.Add(at)); h%2 == 0 {
+				want = append(want, run{at, at})
+			}
+		}
+		ctx, cancel := context.WithDeadline(t.Context(), hours[39].Add(time.Hour))
+		defer cancel()
+		calls := fleet(t, ctx, srv, 3, append(hours, began.Add(99*time.Hour)), func(time.Duration) error {
+			time.Sleep(90 * time.Minute)
+			return nil
+		}, zsync.WithMissed(zsync.MissedSkip))
+		if !slices.Equal(calls, want) {
+			t.Errorf("called %v, want %v", calls, want)
+		}
+	}, longSessions)
+}
+
 // A failure keeps what was done before, and a success keeps the failure. Texts of any kind come back.
 func TestAFailureAndASuccessKeepEachOther(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
