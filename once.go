@@ -260,7 +260,8 @@ var errMarked = errors.New("the mark has been made")
 //   - The function `look` reads the record, and returns an error if f must not run: errMarked, or
 //     another error. If `stands` is true, the record has not changed since the previous call, so
 //     `look` reads nothing. It is called before the wait and in our turn.
-//   - If the record changes while a contender is ahead, the wait ends with errMarked.
+//   - If the record changes while a contender is ahead, `look` is called again. After errMarked, the
+//     wait ends. Otherwise the contender keeps its place.
 //   - If f succeeds, `write` writes the record and leaves the line, even if ctx has ended.
 //
 // The result `ran` reports whether f was called.
@@ -269,24 +270,32 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 	if err != nil {
 		return false, opError("do", m.path, err)
 	}
-	defer g.leave()
+	defer func() { g.leave() }()
 	_, o := m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: line.Kind, Name: op, Path: m.path})
 	wait, cancel := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
 	var behind lock.Ahead
 	place := lock.Place{Line: line, Behind: &behind, Waits: sync.OnceFunc(func() {
+		watching.Add(1)
 		m.s.m.Spawn(func() {
-			err := session.AwaitIn(wait, g.inc, g.w.Fired)
-			if errors.Is(err, session.ErrEnded) {
-				_, err = m.s.m.Incarnation(wait) // look again in the next session
-			}
-			if err == nil {
-				cancel(errMarked)
+			defer watching.Done()
+			for err := error(nil); err == nil; {
+				if err = session.AwaitIn(wait, g.inc, g.w.Fired); err == nil || errors.Is(err, session.ErrEnded) {
+					g.leave()
+					if g, err = look(wait, false); err != nil {
+						g = sight{} // without a watch to leave
+					}
+				}
+				if errors.Is(err, errMarked) {
+					cancel(errMarked)
+				}
 			}
 		})
 	})}
 	p, err := place.Take(wait)
 	place.Leave() // if `wait` has ended
 	cancel(nil)
+	watching.Wait()
 	switch {
 	case err == nil: // the record may have been written at the same instant: `look` finds it
 	case ctx.Err() == nil && errors.Is(err, errMarked):

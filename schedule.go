@@ -400,17 +400,17 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 	for {
 		var at time.Time
 		var wait time.Duration
-		lost := false // whether a loss of the session has ended the attempt, if ctx has not
+		waits := false // in the line, for `begun`
+		lost := false  // whether a loss of the session has ended the attempt, if ctx has not
 		ran, err := c.attempt(ctx, func(r scheduleRecord) (_ time.Time, err error) {
-			was := at // the choice before the wait in the line
 			at, wait, err = c.pick(next, r, since, begun)
 			switch {
 			case err != nil:
 			case at.IsZero(), wait > 0, at.After(c.now()) && !at.Equal(begun), // a later attempt begins whatever the wall clock shows
-				c.missed == MissedSkip && !was.IsZero() && !at.Equal(was):
+				c.missed == MissedSkip && waits && !at.Equal(begun):
 				err = errMarked
 			default:
-				begun = at // if the attempt ends in the line, before f runs, this instant is not missed yet
+				begun, waits = at, true // if the attempt ends in the line, before f runs, this instant is not missed yet
 			}
 			return at, err
 		}, c.retries, func(ctx context.Context, at time.Time) error {

@@ -1040,6 +1040,43 @@ func TestMissedSkipRunsNoInstantThatCameDueDuringARun(t *testing.T) {
 	}, longSessions)
 }
 
+// Calls of Do wait in a line. The end of the call ahead changes nothing of their order: otherwise a
+// later instant could be done first, and the earlier ones would never run.
+func TestDosThatWaitRunInTheOrderInWhichTheyCame(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			srv.SetLatency(time.Millisecond)
+			began := time.Now()
+			var ran, want []int
+			var done []<-chan error
+			for i := range 10 {
+				c := zsync.NewSchedule(open(t, srv), "/jobs")
+				want = append(want, i)
+				done = append(done, async(func() error {
+					_, err := c.Do(t.Context(), began.Add(time.Duration(i)*time.Second), func(context.Context) error {
+						ran = append(ran, i)
+						time.Sleep(20 * time.Second)
+						if fails {
+							return errors.New("no")
+						}
+						return nil
+					})
+					return err
+				}))
+				time.Sleep(time.Second)
+			}
+			for _, d := range done {
+				if err := <-d; (err != nil) != fails {
+					t.Error(err)
+				}
+			}
+			if !slices.Equal(ran, want) {
+				t.Errorf("failing %v: ran %v, want %v", fails, ran, want)
+			}
+		})
+	}
+}
+
 // A failure keeps what was done before, and a success keeps the failure. Texts of any kind come back.
 func TestAFailureAndASuccessKeepEachOther(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
