@@ -155,7 +155,7 @@ func (m *Membership[T]) run() {
 				gone, err = m.stay(inc)
 			}
 			if gone != nil {
-				gone.Await(session.Grace)
+				gone.Await(leaveTime)
 			}
 			return err
 		})
@@ -262,11 +262,13 @@ func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
 	return m.g.s.m.Failure() // nil: the method `stay` stores the data, in the request that creates the znode, or later
 }
 
+const leaveTime = 400 * time.Millisecond // the longest wait of Leave
+
 // Leave ends the membership. It waits up to half a second until others see the end, and then
 // continues in the background. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
 	m.leave()
-	session.AwaitFor(m.ended, 400*time.Millisecond)
+	session.AwaitFor(m.ended, leaveTime)
 	return nil
 }
 

@@ -576,3 +576,23 @@ func TestASetIsNotRefusedBecauseTheServersRefuseALaterOne(t *testing.T) {
 		})
 	}
 }
+
+func TestLeaveReturnsWhenOthersSeeItsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "")
+		must(t, err)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && r.Op == zktest.OpDelete {
+				return zktest.Delay(200 * time.Millisecond)
+			}
+			return zktest.Pass
+		})
+		must(t, m.Leave())
+		members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+		must(t, err)
+		if len(members) > 0 {
+			t.Errorf("%q is a member after Leave", rollCall(members))
+		}
+	})
+}
