@@ -297,11 +297,14 @@ type quota struct {
 // no limit is stored, it stores ours. It sends no request while the watch of an earlier read stands.
 func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64) (*quota, error) {
 	for {
-		if q := m.known.Load(); q != nil && q.inc == inc && n <= q.limit && !session.IsClosed(q.watch.Fired) {
-			return q, m.fits(n, q.limit)
+		if q := m.known.Load(); q != nil && q.inc == inc && m.fits(n, q.limit) == nil && !session.IsClosed(q.watch.Fired) {
+			return q, nil
 		}
 		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchData, Path: m.at.Path})
-		limit, stat, err := m.read(ctx, inc, n)
+		limit, stat, err := m.read(ctx, inc, inc.Get, n)
+		if errors.Is(err, ErrInvalid) || errors.Is(err, ErrTooLarge) { // perhaps another process has resized, and the server lags
+			limit, stat, err = m.read(ctx, inc, inc.GetFresh, n)
+		}
 		if err == nil && limit > 0 {
 			q := &quota{limit: limit, version: stat.Version, inc: inc, watch: w, leave: session.StayJoined(m, inc, w)}
 			if old := m.known.Swap(q); old != nil {
@@ -332,13 +335,9 @@ func (m *Semaphore) agree(ctx context.Context, inc *session.Incarnation, n int64
 // The method `read` reads the stored limit, and refuses n permits that do not fit. The limit is 0 if
 // none is stored, and stat is nil if there is no znode. The error is ErrInvalid if the limit differs
 // from ours, and no process has resized the semaphore.
-func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, n int64) (limit int64, stat *zk.Stat, err error) {
+func (m *Semaphore) read(ctx context.Context, inc *session.Incarnation, get func(ctx context.Context, path string) ([]byte, *zk.Stat, error), n int64) (limit int64, stat *zk.Stat, err error) {
 	if err := znodes.VetHere(ctx, inc, m.at.Path); err != nil {
 		return 0, nil, err
-	}
-	get := inc.Get
-	if n > m.limit.Load() {
-		get = inc.GetFresh // another process may have raised the limit, and the server may lag
 	}
 	data, stat, err := get(ctx, m.at.Path)
 	if session.IsNoNode(err) {

@@ -246,3 +246,17 @@ func TestAResizeOfAFreshPathThatIsGivenUpRefusesNobody(t *testing.T) {
 		})
 	}
 }
+
+func TestALaggingServerDoesNotRefuseTheLimitThatResizeHasSet(t *testing.T) {
+	for _, layout := range []zsync.Layout{zsync.LayoutCurator, zsync.LayoutKazoo} {
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			ctx := t.Context()
+			a := zsync.NewSemaphore(suite.OpenAt(t, srv, 0), "/s", 3, zsync.WithLayout(layout))
+			harness.Must(t, a.Acquire(ctx, 1))
+			s := suite.OpenAt(t, srv, 1)
+			srv.SetLag(srv.Addrs()[1], 5*time.Second)
+			harness.Must(t, a.Resize(ctx, 5))
+			harness.Must(t, zsync.NewSemaphore(s, "/s", 5, zsync.WithLayout(layout)).Acquire(ctx, 4))
+		}, zktest.WithAddrs("10.0.0.1:2181", "10.0.0.2:2181"))
+	}
+}
