@@ -1013,3 +1013,14 @@ func TestInt64DoesNotTakeNullForANumber(t *testing.T) {
 		}
 	})
 }
+
+func TestAZnodeOfTheServersStoresNoValue(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := open(t, srv), within(t, time.Second)
+		srv.SetLatency(time.Millisecond) // so that a Store that tries forever ends with ctx
+		for _, path := range []string{"/zookeeper", "/zookeeper/quota"} {
+			wantErr(t, zsync.NewValue[string](s, path).Store(ctx, "x"), zsync.ErrMixed)
+			wantErr(t, zsync.NewMap[string](s, path).Store(ctx, "key", "x"), zsync.ErrMixed)
+		}
+	})
+}

@@ -157,7 +157,7 @@ func outlast(ctx context.Context, inc *session.Incarnation, at Stored, n session
 	case n.Stat == nil:
 		return nil
 	case at.Map && string(n.Data) == marks.Map && n.Stat.EphemeralOwner == 0:
-	case !at.Leaf && Unstored(n.Data, n.Stat), at.Leaf && NeverStored(n.Data, n.Stat):
+	case !at.Leaf && Unstored(n.Data, n.Stat), at.Leaf && NeverStored(n.Data, n.Stat), n.Stat.Czxid == 0: // 0: a znode of the servers themselves, such as /zookeeper
 		return Mixed(inc.Manager, at.Path)
 	case at.Map && len(n.Data) > 0: // a deletion of a key would overwrite the value
 		return fmt.Errorf("%w: %s contains a value; choose another path for the map", ErrMixed, inc.Manager.Bare(at.Path))
