@@ -140,7 +140,7 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 // numbers, names, ranges and steps. If neither day field begins with a star, a day needs to match
 // only one. All processes must name the same zone; time.Local is the zone of each machine. When the
 // clocks change, a job whose minute or hour begins with a star follows real time. Any other job
-// runs once: if its local time is skipped (by less than 3 hours), it runs at the change; if that
+// runs once: if its local time is skipped (by up to 3 hours), it runs at the change; if that
 // time comes twice, it runs the first time.
 func Cron(spec string, loc *time.Location) (Timetable, error) {
 	return timetable.ParseCron(spec, loc)

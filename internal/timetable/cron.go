@@ -144,7 +144,7 @@ func has(set uint64, n int) bool { return set>>n&1 != 0 }
 // Next returns the first instant after `t`, or the zero time if there is none. Like cron(8), it reads the
 // local time at each minute around a day on which the job runs.
 func (c *Cron) Next(t time.Time) time.Time {
-	const change = 3 * time.Hour // the clocks change by less than this, except for a whole day
+	const change = 3 * time.Hour // the clocks change by no more than this, except for a whole day
 	year, month, day := t.In(c.loc).Date()
 	day-- // if the clock is put back at midnight, the previous day can have an instant after t
 	// Try 41 years. The rarest match is February 29 on a given weekday: it comes once in 28 years, or in
@@ -166,7 +166,7 @@ func (c *Cron) Next(t time.Time) time.Time {
 			_, offset = at.Zone()
 			now := int(at.Unix()+int64(offset)-midnight.Unix()) / 60
 			from := now
-			if skipped := now - latest - 1; !c.frequent && skipped < int(change.Minutes()) {
+			if skipped := now - latest - 1; !c.frequent && skipped <= int(change.Minutes()) {
 				from = latest + 1 // a daily job runs also for a local time that was skipped, but not again for a local time that comes twice
 			}
 			for m := max(from, 0); m <= now && m < 24*60; m++ {
