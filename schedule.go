@@ -407,7 +407,7 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 			switch {
 			case err != nil:
 			case at.IsZero(), wait > 0, at.After(c.now()) && !at.Equal(begun), // a later attempt begins whatever the wall clock shows
-				c.missed == MissedSkip && waits && !at.Equal(begun):
+				c.missed == MissedSkip && waits && !at.Equal(begun): // it came due during the wait
 				err = errMarked
 			default:
 				begun, waits = at, true // if the attempt ends in the line, before f runs, this instant is not missed yet
@@ -431,10 +431,7 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		case errors.Is(err, errMarked) && at.IsZero():
 			return nil
 		case errors.Is(err, errMarked):
-			err = nil
-			if wait > 0 {
-				err = c.s.m.Sleep(ctx, min(wait, time.Minute))
-			}
+			err = c.s.m.Sleep(ctx, min(max(wait, 0), time.Minute))
 			// Read the clock once a minute: the clock may be set, and a timer stops while the machine sleeps.
 			for err == nil && wait <= 0 && at.After(c.now()) && !at.Equal(begun) {
 				err = c.s.m.Sleep(ctx, min(at.Sub(c.now()), time.Minute))
