@@ -379,10 +379,10 @@ func (o *Once) write(h *lock.Grant, data []byte) error {
 		// program has created this mark.
 		return errMarked
 	case open:
-		// h's session was lost before the reply. While h's znode exists, the transaction can still be
-		// applied; after its deletion, it fails. So wait for the deletion, and then read the mark. Do
-		// stores unique data. OnceValue may store the same value as another process; then it does not
-		// matter which process stored it.
+		// h's session was lost before the reply, or the servers refused a read. While h's znode exists, the
+		// transaction can still be applied; after its deletion, it fails. So wait for the deletion, and then
+		// read the mark. Do stores unique data. OnceValue may store the same value as another process; then
+		// it does not matter which process stored it.
 		mine := false
 		e := o.s.m.During(context.Background(), func(inc *session.Incarnation) error {
 			if err := inc.AwaitGone(context.Background(), h.Claim.Path); err != nil {

@@ -620,6 +620,27 @@ func TestADoThatCannotFindOutWhetherItMadeTheMarkDoesNotSayThatItIsLost(t *testi
 			check(t, srv, err, err)
 		})
 	})
+	t.Run("the mark may not be read in the same session", func(t *testing.T) {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, dropped := open(t, srv), false
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Op == zktest.OpMulti && !dropped:
+					dropped = true
+					return zktest.DropReply
+				case r.Op == zktest.OpGetData && dropped:
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+			err := zsync.NewOnce(s, "/o").Do(t.Context(), ok)
+			if err == nil || !strings.Contains(err.Error(), "may have been made") || errors.Is(err, zk.ErrNoAuth) {
+				t.Errorf("Do says %v", err)
+			}
+			srv.Intercept(nil)
+			check(t, srv, err, err)
+		})
+	})
 	t.Run("the Session is closed", func(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)

@@ -366,9 +366,9 @@ func findIn(names []string, dir, guid string) string {
 // MakeAndLeave creates a persistent znode and deletes `own`, an ephemeral znode with a unique name,
 // in one transaction. Then it reads the znode at path. If `made` is true, the read has seen the
 // created znode, and has set the watch that the caller had joined. The error is NodeExists if the
-// znode exists already, and ErrVanished if `own` does not exist. If the error is ErrLost and `open`
-// is true, the outcome is unknown. After any other error, the transaction was not applied, and will
-// not be.
+// znode exists already, and ErrVanished if `own` does not exist. If `open` is true, the outcome is
+// unknown: the session was lost, or the servers refused a read. After any other error, the transaction
+// was not applied, and will not be.
 //
 // MakeAndLeave needs no log, because no client creates the name of `own` again. While `own` exists, no
 // attempt was applied; afterwards, none can be applied. The znode at path shows whether our attempt has
@@ -418,7 +418,7 @@ func MakeAndLeave(inc *session.Incarnation, path string, data []byte, own string
 		case errors.Is(e, session.ErrEnded):
 			return false, true, inc.Loss()
 		case e != nil && !session.IsNoNode(e):
-			return false, false, e
+			return false, true, e
 		}
 		return false, false, session.ErrVanished
 	case session.IsNoNode(err):
