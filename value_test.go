@@ -872,6 +872,33 @@ func TestAValueThatIsStoredAgainHasNoChild(t *testing.T) {
 	})
 }
 
+// The reply to a Store is lost, and then the servers refuse to read the znode: the value was stored, and the error says so.
+func TestAStoreWhoseZnodeMayNotBeReadIsNotSaidToBeRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		v := zsync.NewValue[int](open(t, srv), "/v")
+		for n := range 2 {
+			must(t, v.Store(t.Context(), n)) // the session now knows the znode
+		}
+		dropped := false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && !dropped:
+				dropped = true
+				return zktest.DropReply
+			case r.Op == zktest.OpExists && r.Path == "/v":
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		if err := v.Store(t.Context(), 2); err == nil || !strings.Contains(err.Error(), "was stored") {
+			t.Errorf("Store says %v", err)
+		}
+		if n, _, err := v.Load(t.Context()); n != 2 || err != nil {
+			t.Errorf("the value is %d, %v: the case did not come about", n, err)
+		}
+	})
+}
+
 func TestInt64DoesWhatAtomicInt64Does(t *testing.T) {
 	for name, opts := range map[string][]zsync.ValueOption{"decimal": nil, "Curator's": {zsync.WithCodec(zsync.BigEndian)}} {
 		t.Run(name, func(t *testing.T) {

@@ -177,7 +177,10 @@ func outlast(ctx context.Context, inc *session.Incarnation, at Stored, n session
 // it is ephemeral, or has or had children.
 func Wrote(ctx context.Context, inc *session.Incarnation, at Stored, stat *zk.Stat, czxid int64) (err error) {
 	if stat == nil {
-		if stat, err = inc.ExistsFresh(ctx, at.Path); err != nil || stat == nil {
+		switch stat, err = inc.ExistsFresh(ctx, at.Path); {
+		case err != nil && session.OutcomeOf(err) == session.Answered:
+			return fmt.Errorf("it was stored, and cannot be read: %v", err) // %v: this is no refusal of the write
+		case err != nil || stat == nil:
 			return err
 		}
 	}
