@@ -22,8 +22,8 @@ import (
 // Then no client waits longer for a process that has released its hold than for one that has crashed.
 //
 // Without `By`, several znodes are deleted in one transaction. If the transaction fails, or has no
-// reply, each znode gets a Deletion of its own: see `split`. The unexported fields belong to the goroutine that
-// handles the Deletion.
+// reply, each znode gets a Deletion of its own: see `split`. The unexported fields belong to the
+// goroutine that handles the Deletion.
 //
 // The caller sends the first attempt, and the reading goroutine ends the Deletion with the reply. So
 // while servers answer, a Deletion costs no goroutine.
