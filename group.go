@@ -161,7 +161,7 @@ func (m *Membership[T]) run() {
 		})
 	case <-m.leaving.Done():
 	}
-	if m.leaving.Err() == nil && m.g.s.m.Failure() == nil {
+	if session.IsClosed(m.joined) && m.leaving.Err() == nil && m.g.s.m.Failure() == nil { // otherwise, Join returns the error
 		m.g.s.m.Log.Error("zsync: cannot stay in the group", "path", m.g.path, "id", m.id, "err", m.err)
 	}
 	close(m.ended)

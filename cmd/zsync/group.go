@@ -66,7 +66,7 @@ without a command, until a signal ends zsync. While another process has that ID,
 waits. After --timeout, it exits with status 75.
 
 If the session is lost, the member joins again and the command continues: a group is a
-list of processes, not a lock.`,
+list of processes, not a lock. If the servers refuse that, zsync prints the reason.`,
 		Example: `  zsync group join /services/billing "$(hostname)" 10.0.0.7:8080 -- ./billing`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n, argv := len(args), []string(nil)
@@ -119,7 +119,7 @@ func (h *grouping) decodeInfo(stored []byte) string {
 // The method `join` makes this process a member of the group while argv runs. Without argv, the
 // process is a member until a signal comes.
 func (h *grouping) join(cmd *cobra.Command, path, id string, info []byte, argv []string) error {
-	t, err := h.begin(cmd.Context(), path, argv)
+	t, err := h.begin(cmd.Context(), argv, path)
 	if err != nil {
 		return err
 	}

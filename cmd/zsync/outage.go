@@ -14,7 +14,8 @@ import (
 // a holder. waiting.go reports the holders.
 
 // An outageLog is a slog.Handler that prints the start and the end of each outage, and reminders,
-// to standard error. It drops all other records, because the command itself reports its errors.
+// to standard error. It also prints the end of a membership, because the command of zsync group join
+// continues. It drops all other records, because zsync itself reports its errors.
 type outageLog struct{ h *host }
 
 func (l outageLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
@@ -31,6 +32,8 @@ func (l outageLog) Handle(_ context.Context, r slog.Record) error {
 			words += ", and the hold is certain until " + until.Time().Local().Format(time.TimeOnly)
 		}
 		l.h.say(errors.New(words + ": " + attrs["err"].String()))
+	case "zsync: cannot stay in the group":
+		l.h.say(fmt.Errorf("%s: %s is no longer a member: %s", attrs["path"], attrs["id"], attrs["err"]))
 	case session.TextReconnected:
 		l.h.say(fmt.Errorf("connected again after %v", attrs["lasted"].Duration().Round(time.Second)))
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
@@ -77,5 +79,27 @@ func TestACommandThatShowsAnOutageItselfShowsItOnce(t *testing.T) {
 		}
 		r.signal(syscall.SIGTERM)
 		r.wait()
+	})
+}
+
+// A member that may not join again is missing from the list while its command runs, and the user must learn of it.
+func TestAMemberThatCannotJoinAgainSaysSo(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		r := start(t, srv.Addr(), "", "group", "join", "/g", "a")
+		time.Sleep(time.Minute)
+		harness.SetACL(t, srv, "/g", zk.WorldACL(zk.PermRead))
+		expireAll(srv)
+		time.Sleep(time.Minute)
+		if text := r.stderr.String(); !strings.HasPrefix(text, "zsync: /g: a is no longer a member: ") || strings.Count(text, "\n") != 1 {
+			t.Errorf("it says\n%s", text)
+		}
+		r.signal(syscall.SIGTERM)
+		r.wait()
+		_, err := connect(t, srv).Txn(t.Context(), &zk.CreateRequest{Path: "/theirs", Acl: zk.WorldACL(zk.PermRead)})
+		harness.Must(t, err)
+		refused := start(t, srv.Addr(), "", "group", "join", "/theirs", "a")
+		if status := refused.wait(); status != exitRefused || strings.Count(refused.stderr.String(), "\n") != 1 {
+			t.Errorf("exit status %d: %s", status, &refused.stderr)
+		}
 	})
 }
