@@ -49,7 +49,7 @@ func gateCommand(c *client, name, short string, do func(*zsync.Barrier, context.
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
-			t, err := h.begin(cmd.Context(), args[0], nil)
+			t, err := h.begin(cmd.Context(), nil, args[0])
 			if err != nil {
 				return err
 			}
@@ -172,7 +172,7 @@ func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []
 	if !cmd.Flags().Changed("parties") {
 		return nil, nil, fail(exitUsage, "how many parties are there? give -n")
 	}
-	t, err := h.begin(cmd.Context(), path, argv)
+	t, err := h.begin(cmd.Context(), argv, path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -100,7 +100,7 @@ The exit status is 1 if zsync doctor finds a problem.`,
 				}
 				return d.ensemble(cmd, h, root)
 			}
-			t, err := h.begin(cmd.Context(), root, nil)
+			t, err := h.begin(cmd.Context(), nil, root)
 			if err != nil {
 				return err
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // This file has the common part of zsync's subcommands that run a command: they wait for a hold,
@@ -143,8 +144,14 @@ type task struct {
 	stop    func()    // ends the wait; after the call, signals stay in the channel `signals`
 }
 
-// The method `begin` connects, and returns the task of a command that waits at path.
-func (h *holding) begin(ctx context.Context, path string, argv []string) (*task, error) {
+// The method `begin` connects, and returns the task of a command that waits at `paths`. Without argv,
+// a path can be the root.
+func (h *holding) begin(ctx context.Context, argv []string, paths ...string) (*task, error) {
+	for _, path := range paths { // now, because the servers may be away
+		if err := znodes.CheckPath(path); err != nil && (path != "/" || argv != nil) {
+			return nil, verdict(err, exitUsage)
+		}
+	}
 	if h.busy < 0 || h.busy > 255 {
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
 	}
@@ -155,7 +162,7 @@ func (h *holding) begin(ctx context.Context, path string, argv []string) (*task,
 	default:
 		return nil, fail(exitUsage, "--timeout 0: there is no --try here; leave --timeout out to wait without a limit")
 	}
-	t := &task{holding: h, path: path, argv: argv}
+	t := &task{holding: h, path: strings.Join(paths, ", "), argv: argv}
 	if argv != nil {
 		// Continue even if the reader of zsync's messages has exited, because the command and its
 		// hold are more important.

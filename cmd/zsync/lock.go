@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -131,7 +130,7 @@ func beginTask(h *holding, cmd *cobra.Command, args []string, several bool) (*ta
 			return nil, nil, fail(exitUsage, "%s is given twice", p)
 		}
 	}
-	t, err := h.begin(cmd.Context(), strings.Join(paths, ", "), argv)
+	t, err := h.begin(cmd.Context(), argv, paths...)
 	return t, paths, err
 }
 

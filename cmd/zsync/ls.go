@@ -61,7 +61,7 @@ top does that in a terminal.`,
 				root = args[0]
 			}
 			h.shows = watch
-			t, err := h.begin(cmd.Context(), root, nil)
+			t, err := h.begin(cmd.Context(), nil, root)
 			if err != nil {
 				return err
 			}

@@ -1841,6 +1841,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			{"127.0.0.1:1", "lock /p --timeout 100ms -- true", exitServers, "gave up after 100ms (last attempt: 127.0.0.1:1: "},
 			{"127.0.0.1:1/a/", "lock /p -- true", exitUsage, "chroot"},
 			{srv.Addr(), "lock p -- true", exitUsage, `path "p" is relative; it must begin with a slash`},
+			{"127.0.0.1:1", "lock /p q -- true", exitUsage, `path "q" is relative; it must begin with a slash`},
+			{"127.0.0.1:1", "lock / -- true", exitUsage, `path "/" is the root`},
+			{"127.0.0.1:1", "value get v", exitUsage, `path "v" is relative`},
+			{"127.0.0.1:1", "int watch /n --count 0", exitUsage, "--count 0: must be at least 1"},
 			{srv.Addr(), "lock /p true", exitUsage, "there is no -- before the command; want: zsync lock PATH... [flags] -- CMD [ARG...]"},
 			{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
 			{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
@@ -1960,6 +1964,14 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			})
 		}
 	})
+}
+
+func TestASuggestionSharesHalfOfTheWord(t *testing.T) {
+	for word, want := range map[string]string{"foo": "", "lok": "lock", "tpo": "top", "stat": "status", "queeu": "queue"} {
+		if got := strings.Join(nearest(word, []string{"lock", "top", "status", "queue"}), " "); got != want {
+			t.Errorf("for %s: %q, want %q", word, got, want)
+		}
+	}
 }
 
 func TestHelpDoesNotShowTheEnvironment(t *testing.T) {

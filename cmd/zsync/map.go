@@ -55,7 +55,7 @@ func withMap(h *holding, cmd *cobra.Command, args []string, least, most int, do 
 // The method `connected` opens a session and calls `do`. It adds an exit status to the error of
 // `do`.
 func (h *holding) connected(cmd *cobra.Command, path string, do func(ctx context.Context, s *zsync.Session) error) error {
-	t, err := h.begin(cmd.Context(), path, nil)
+	t, err := h.begin(cmd.Context(), nil, path)
 	if err != nil {
 		return err
 	}
@@ -264,14 +264,17 @@ after --count lines.`,
 
 func addCount(cmd *cobra.Command, n *int, what string) {
 	cmd.Flags().IntVarP(n, "count", "n", 0, "end after `N` "+what+" (default: no limit)")
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if *n < 1 && cmd.Flags().Changed("count") {
+			return fail(exitUsage, "--count %d: must be at least 1", *n)
+		}
+		return nil
+	}
 }
 
 // The function `follow` writes n values from the channel `watch`. If n is 0, it writes all values
 // until ctx ends.
 func follow[T any](ctx context.Context, cmd *cobra.Command, n int, path string, watch <-chan T, write func(io.Writer, T) error) error {
-	if n < 0 || n == 0 && cmd.Flags().Changed("count") {
-		return fail(exitUsage, "--count %d: must be at least 1", n)
-	}
 	got := 0
 	for v := range watch {
 		if err := write(cmd.OutOrStdout(), v); err != nil {

@@ -59,7 +59,7 @@ func resetOnce(h *holding, cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return fail(exitUsage, "want: zsync once PATH --reset")
 	}
-	t, err := h.begin(cmd.Context(), args[0], nil)
+	t, err := h.begin(cmd.Context(), nil, args[0])
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOpti
 	if err := q.check(layout); err != nil {
 		return nil, nil, err
 	}
-	t, err := q.begin(cmd.Context(), path, nil)
+	t, err := q.begin(cmd.Context(), nil, path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -25,9 +25,9 @@ var otherWords = map[string][]string{
 const near = 2
 
 // The function `nearest` returns two kinds of names: the names with the least distance from `word`,
-// if that distance is at most `near`, and the names that begin with `word`.
+// if that distance is at most `near` and half of `word`, and the names that begin with `word`.
 func nearest(word string, names []string) (found []string) {
-	least := near
+	least := min(near, len(word)/2)
 	for _, name := range names {
 		least = min(least, distance(word, name))
 	}

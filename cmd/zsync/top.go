@@ -48,7 +48,7 @@ wait first. Its keys:
 				return fail(exitUsage, "top wants a terminal; zsync ls --watch does without")
 			}
 			h.shows = true
-			t, err := h.begin(cmd.Context(), root, nil)
+			t, err := h.begin(cmd.Context(), nil, root)
 			if err != nil {
 				return err
 			}

@@ -59,7 +59,7 @@ front. Programs can serve the same page: see package ui.`,
 				return err
 			}
 			h.shows = true
-			t, err := h.begin(cmd.Context(), opts.Root, nil)
+			t, err := h.begin(cmd.Context(), nil, opts.Root)
 			if err != nil {
 				return err
 			}

@@ -30,7 +30,7 @@ unchanged. So NewValue[string] and NewValue[int] share the path with the command
 
 // withValue connects to the Value at path, and calls `do`.
 func withValue(h *holding, cmd *cobra.Command, path string, do func(ctx context.Context, v *zsync.Value[[]byte]) error) error {
-	t, err := h.begin(cmd.Context(), path, nil)
+	t, err := h.begin(cmd.Context(), nil, path)
 	if err != nil {
 		return err
 	}
