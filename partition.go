@@ -125,7 +125,7 @@ func (p *Partition) Run(ctx context.Context, shards []string, f func(ctx context
 	}
 	// Leave the group only after the release of our shards. After we have left, the plan assigns the
 	// shards to other processes, and these should not have to wait for us.
-	defer me.Leave()
+	defer p.s.m.GiveUp(ctx, me.Leave)
 
 	running, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

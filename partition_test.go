@@ -667,3 +667,26 @@ func TestAProcessWhoseShardsDoNotFitBesideThoseOfOthersIsRefusedAndTheOthersGoOn
 		pendingStill(t, first)
 	})
 }
+
+func TestPartitionsRunEndsWithItsContextWhileTheServersAreSlow(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		ctx, cancel := context.WithCancel(t.Context())
+		begun := make(chan struct{})
+		done := async(func() error {
+			return zsync.NewPartition(s, "/p").Run(ctx, []string{"a"}, func(ctx context.Context, _ string) error {
+				close(begun)
+				<-ctx.Done()
+				return nil
+			})
+		})
+		<-begun
+		requestsOf(srv, s, func(int, zktest.Request) zktest.Action { return zktest.Delay(time.Second) })
+		start := time.Now()
+		cancel()
+		wantErr(t, <-done, context.Canceled)
+		if d := time.Since(start); d > 100*time.Millisecond {
+			t.Errorf("Run took %v", d)
+		}
+	})
+}
