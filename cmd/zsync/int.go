@@ -192,7 +192,13 @@ quickly, the command can skip numbers, but not the last. It ends with a signal, 
 			}
 			return n.connected(cmd, args[0], func(ctx context.Context, s *zsync.Session) error {
 				v := zsync.NewValue[int64](s, args[0], zsync.WithCodec(n.codec()))
-				if _, _, err := v.Load(ctx); err != nil && !errors.Is(err, zsync.ErrNoValue) {
+				switch _, _, err := v.Load(ctx); {
+				case errors.Is(err, zsync.ErrNoValue): // the int is new: Watch receives nothing yet
+					if err := printNumber(cmd, 0); err != nil || count == 1 {
+						return err
+					}
+					count = max(count-1, 0)
+				case err != nil:
 					return err // such as no permission, or no number
 				}
 				return follow(ctx, cmd, count, args[0], v.Watch(ctx), func(w io.Writer, x int64) error { return printNumber(cmd, x) })

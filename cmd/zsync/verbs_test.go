@@ -136,6 +136,7 @@ func TestNumberIsCountedByMany(t *testing.T) {
 			start(t, srv.Addr(), "", append([]string{"int"}, args...)...).want(status, out)
 		}
 		do(0, "0\n", "get", "/n")
+		do(0, "0\n", "watch", "/n", "--count", "1") // a new int is 0
 		watch := start(t, srv.Addr(), "", "int", "watch", "/n", "--timeout", "600")
 		var adders []*run
 		for range 4 {
