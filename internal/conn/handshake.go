@@ -163,10 +163,9 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 		out := c.out
 		c.out = nil
 		c.mu.Unlock()
-		if len(out) > 0 {
-			if err := c.writeAll(out); err != nil {
-				return err
-			}
+		if len(out) > 0 && c.writeAll(out) != nil {
+			time.AfterFunc(lastWords, c.Close)
+			return c.Read() // as in writeOut, the server's last packets may give the reason
 		}
 		for c.granted < len(c.s.Auths) || !last && c.setAgain <= i {
 			if err := c.nextPacket(); err != nil {

@@ -126,6 +126,23 @@ func TestAnEndThatAServerRefusesIsAnError(t *testing.T) {
 	}
 }
 
+// A server that refuses the credentials closes the connection, perhaps before the client has written the
+// rest of the handshake. The client learns of the refusal all the same, and does not try again.
+func TestARefusalIsReadThoughTheRestOfTheHandshakeCannotBeWritten(t *testing.T) {
+	closed, w := io.Pipe()
+	closed.Close()
+	s := &Shared{
+		Requests: new(atomic.Int64),
+		Auths:    []Auth{{Scheme: "digest"}},
+		Watches:  NewWatches(),
+		Sending:  func() lease.Stamp { return lease.Stamp{At: time.Now()} },
+		Confirm:  func() bool { return false },
+	}
+	l := New(s, socket{server: server{answers(reply(wire.XidAuth, authFailed)).Reader, w}}, "a", time.Now().Add(time.Minute))
+	defer l.Close()
+	harness.WantErr(t, l.Begin(7, time.Minute, true), zk.ErrAuthFailed)
+}
+
 // A mechanism has one token, and expects one of the server.
 type mechanism struct{ got []string }
 
