@@ -91,9 +91,8 @@ func (f *Function) Over() bool {
 func (m *Manager) waive() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	me := goroutine()
 	for f, its := range m.running {
-		if its == me {
+		if its == goroutine() {
 			m.running[f] = 0
 		}
 	}
