@@ -237,9 +237,10 @@ func (tr *trial) start(i int) {
 func (tr *trial) hear(i int, line string) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	var v, n int
 	kind, rest, _ := strings.Cut(line, " ")
-	fmt.Sscan(rest, &v, &n)
+	first, second, _ := strings.Cut(rest, " ")
+	v, _ := strconv.Atoi(first)
+	n, _ := strconv.Atoi(second)
 	switch kind {
 	case "s":
 		for k := range n {
