@@ -49,9 +49,6 @@ func (e *Election) Transfer(ctx context.Context, to Contender) (err error) {
 	wish := znodes.ChildPath(e.local.Line.Dir, lock.WishFor(heir))
 	made := znodes.Creation{Dir: e.local.Line.SessionDir(), Paths: []string{wish}, Data: e.local.Line.Data, Holds: []*zk.CheckVersionRequest{{Path: c.Znode(), Version: -1}}}
 	if err := znodes.CreateEphemeral(ctx, inc, &made); err != nil {
-		if errors.Is(err, session.ErrVanished) {
-			err = zk.ErrNoNode
-		}
 		return c.Explain(err)
 	}
 	resigning, within := ctx, e.within(ctx) != nil

@@ -140,11 +140,7 @@ func (g *Grant) Err() error { return g.Claim.Err() }
 // Recheck is called right before a function of the program begins, if requests were sent since the
 // grant: see standsSince. If the znode was deleted, g is lost, and Recheck returns the loss.
 func (g *Grant) Recheck(ctx context.Context, lapse session.Lapse) error {
-	err := g.Claim.standsSince(ctx, lapse)
-	if errors.Is(err, session.ErrVanished) {
-		g.Claim.Lose(g.Claim.Incarnation.Deleted())
-	}
-	return cmp.Or(g.Err(), err)
+	return g.Claim.Explain(g.Claim.standsSince(ctx, lapse))
 }
 
 // Loss returns the Ending of g, which ends if the claim is lost during g, or if another goroutine ends g

@@ -188,10 +188,10 @@ func (h *Hold) Since() time.Time {
 }
 
 // Explain returns the error to report for a failed request about h's own znode. The argument err is
-// the error of this request. If the znode is deleted or the session has ended, the result is the
-// loss of h.
+// the error of this request, or nil. If the znode is deleted or the session has ended, the result is
+// the loss of h.
 func (h *Hold) Explain(err error) error {
-	if session.IsNoNode(err) {
+	if session.IsNoNode(err) || errors.Is(err, session.ErrVanished) {
 		h.of.deleted("")
 		err = ErrNotLocked // the result if h is not lost; in that case, another goroutine is releasing h
 	}

@@ -449,7 +449,7 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 
 // Beside creates a shared child at the place of c in the line: the name of the child ends in c's
-// number. If c's own child does not exist, the servers refuse the create, and the error is NoNode.
+// number. If c's own child does not exist, the servers refuse the create: the error is ErrVanished.
 // After any error, no new child is left. The child needs no stake: c has one, in the same session.
 func (c *Claim) Beside(ctx context.Context) (Child, error) {
 	l, base := c.Line, c.Line.Base(Shared)
@@ -461,12 +461,8 @@ func (c *Claim) Beside(ctx context.Context) (Child, error) {
 	}
 	number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 	b := Child{Name: l.name(znodes.NewMarkedGUID(), base) + number, Base: base, Seq: me.Seq} // Child.beside recognizes the mark in the GUID
-	err := znodes.CreateEphemeral(ctx, c.Incarnation, &znodes.Creation{
+	return b, znodes.CreateEphemeral(ctx, c.Incarnation, &znodes.Creation{
 		Dir: l.SessionDir(), Paths: []string{znodes.ChildPath(l.Dir, b.Name)}, Data: l.Data,
 		Holds: []*zk.CheckVersionRequest{{Path: path, Version: -1}},
 	})
-	if errors.Is(err, session.ErrVanished) {
-		err = zk.ErrNoNode
-	}
-	return b, err
 }
