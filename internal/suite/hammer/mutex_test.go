@@ -24,7 +24,7 @@ func hammerMutex(t *testing.T, s *zsync.Session, m *zsync.Mutex, f *floor, highe
 		}
 	}
 	stay := func(ctx context.Context) {
-		v := &visit{write: true, session: s.ID(), lost: m.Lost()}
+		v := &visit{write: true, session: s.ID(), lost: m.Lost(), of: m}
 		f.enter(t, v)
 		defer f.leave(v)
 		if before := highest.Load(); rnd.IntN(2) == 0 {
@@ -71,7 +71,7 @@ func TestHammerMutex(t *testing.T) {
 		var highest atomic.Int64
 		var wg sync.WaitGroup
 		for _, s := range sessions {
-			m := zsync.NewMutex(s, "/m", zsync.WithHandoffs(rnd.IntN(4)), zsync.WithLayout(layout))
+			m := zsync.NewMutex(s, "/m", append(anyOptions(rnd), zsync.WithLayout(layout))...)
 			for range 4 {
 				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
 				wg.Go(func() { hammerMutex(t, s, m, &f, &highest, src, 12, 100*time.Millisecond) })

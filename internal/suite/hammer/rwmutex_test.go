@@ -15,7 +15,8 @@ import (
 )
 
 // A floor is where holders meet: it knows who is there, and that those who may
-// not meet do not while the holds of both stand.
+// not meet do not while the holds of both stand. Those who use one value do not
+// meet even after a loss.
 type floor struct {
 	stands func(session int64) bool
 	mu     sync.Mutex
@@ -26,6 +27,7 @@ type visit struct {
 	write   bool
 	session int64
 	lost    <-chan struct{}
+	of      any // the value; nil: its users may meet after a loss
 }
 
 func (f *floor) valid(v *visit) bool {
@@ -36,7 +38,7 @@ func (f *floor) enter(t *testing.T, v *visit) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for o := range f.here {
-		if (o.write || v.write) && f.valid(o) && f.valid(v) {
+		if (o.write || v.write) && (v.of != nil && o.of == v.of || f.valid(o) && f.valid(v)) {
 			t.Errorf("write %v of session %x meets write %v of session %x", v.write, v.session, o.write, o.session)
 		}
 	}
@@ -60,7 +62,7 @@ func hammerRWMutex(t *testing.T, s *zsync.Session, rw *zsync.RWMutex, f *floor, 
 		}
 	}
 	stay := func(ctx context.Context, write bool, lost <-chan struct{}) {
-		v := &visit{write: write, session: s.ID(), lost: lost}
+		v := &visit{write: write, session: s.ID(), lost: lost, of: rw}
 		f.enter(t, v)
 		select {
 		case <-time.After(time.Duration(rnd.Int64N(int64(pause)))):
@@ -101,7 +103,7 @@ func hammerRWMutex(t *testing.T, s *zsync.Session, rw *zsync.RWMutex, f *floor, 
 				break
 			}
 			stay(context.Background(), true, rw.Lost())
-			v := &visit{session: s.ID(), lost: rw.Lost()}
+			v := &visit{session: s.ID(), lost: rw.Lost(), of: rw}
 			f.enter(t, v) // as a reader already: no writer may be here until RUnlock
 			if err := rw.Downgrade(ctx); err == nil {
 				stay(context.Background(), false, rw.Lost())
@@ -117,6 +119,19 @@ func hammerRWMutex(t *testing.T, s *zsync.Session, rw *zsync.RWMutex, f *floor, 
 	}
 }
 
+// anyOptions draws the options of a lock.
+func anyOptions(rnd *rand.Rand) []zsync.LockOption {
+	handoffs := rnd.IntN(4)
+	opts := []zsync.LockOption{zsync.WithHandoffs(handoffs)}
+	if handoffs > 0 && rnd.IntN(2) == 0 {
+		opts = append(opts, zsync.WithRetention(time.Duration(1+rnd.IntN(3000))*time.Millisecond))
+	}
+	if rnd.IntN(3) == 0 {
+		opts = append(opts, zsync.WithMaxHold(time.Duration(20+rnd.IntN(200))*time.Millisecond))
+	}
+	return opts
+}
+
 func TestHammerRWMutex(t *testing.T) {
 	harness.EachSeed(t, func(t *testing.T, srv *zktest.Server, rnd *rand.Rand) {
 		var sessions []*zsync.Session
@@ -126,7 +141,7 @@ func TestHammerRWMutex(t *testing.T) {
 		f := floor{stands: harness.Standing(srv)}
 		var wg sync.WaitGroup
 		for _, s := range sessions {
-			rw := zsync.NewRWMutex(s, "/rw", zsync.WithHandoffs(rnd.IntN(4)))
+			rw := zsync.NewRWMutex(s, "/rw", anyOptions(rnd)...)
 			for range 4 {
 				src := rand.New(rand.NewPCG(rnd.Uint64(), 3))
 				wg.Go(func() { hammerRWMutex(t, s, rw, &f, src, 15, 100*time.Millisecond) })
