@@ -44,9 +44,12 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 		// The removal has a load, so it fails if the servers refuse it. Without the load, the claimant
 		// would try a refused removal again, and would remove an element that the caller does not get.
 		removal, err := c.settleNow(ctx, it, Settlement{Fate: Remove}, &load{m: q.m})
-		open := !session.IsClosed(removal.done) || errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost)
+		known := session.IsClosed(removal.done)
+		if known {
+			err = removal.err // the result may have come just after the end of ctx
+		}
 		switch {
-		case err == nil, open, session.IsNoNode(err):
+		case err == nil, !known, errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost), session.IsNoNode(err):
 			// If it is open whether the servers apply the removal, the caller gets the element: two
 			// deliveries are better than none. If they refuse it, the element returns. With NoNode, this
 			// client may have removed the element.
