@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/dice"
@@ -33,7 +32,7 @@ type pump struct {
 
 	consumers int // number of consumers that have not left; guarded by q.mu
 
-	mu       sync.Mutex    // guards the fields from here to `timer`
+	mu       sync.Mutex    // guards the fields from here to `claiming`
 	waiting  int           // number of items that consumers wait for
 	hand     bool          // a consumer that settles its items has called `next`
 	offering int           // number of items that consumers offer and the program has not taken
@@ -46,8 +45,7 @@ type pump struct {
 	before   int           // the same at the last claim
 	claimed  time.Time     // time of the last claim
 	timer    *time.Timer   // calls `shed`
-
-	claiming atomic.Bool // a claim is under way: its items come after the items in `ready`
+	claiming bool          // a claim is under way: its items come after the items in `ready`
 
 	// The following fields belong to the goroutine that claims elements.
 
@@ -170,8 +168,8 @@ func (p *pump) done() {
 // The method `run` claims elements until the last consumer has left or the Session is being closed.
 func (p *pump) run() {
 	defer close(p.over)
-	defer p.giveBack(0) // a consumer may have put an item back after the last session
-	defer p.cancel()    // from here on, PutBack returns items to the queue
+	defer p.giveBack() // a consumer may have put an item back after the last session
+	defer p.cancel()   // from here on, PutBack returns items to the queue
 	for try := 0; ; try++ {
 		err := p.q.m.During(p.ctx, p.session)
 		if p.ctx.Err() != nil || p.q.m.Failure() != nil || errors.Is(err, session.ErrClosed) {
@@ -204,18 +202,23 @@ func (p *pump) session(inc *session.Incarnation) error {
 		err = p.step(inc, c)
 	}
 	p.leavePlace()
-	if last := p.giveBack(0); last != nil {
+	if last := p.giveBack(); last != nil {
 		inc.AwaitConnected(last.done, session.Grace)
 	}
 	c.leave()
 	return err
 }
 
-// The method `giveBack` returns to the queue the elements that no consumer offers, except the first n. It
-// returns the entry of the last, or nil.
-func (p *pump) giveBack(n int) (last *entry) {
+// The method `giveBack` returns to the queue the elements that no consumer offers. It returns the entry of
+// the last, or nil.
+func (p *pump) giveBack() *entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.giveBackLocked(0)
+}
+
+// giveBackLocked is giveBack for all elements except the first n.
+func (p *pump) giveBackLocked(n int) (last *entry) {
 	n = min(n, len(p.ready))
 	for _, it := range p.ready[n:] {
 		last, _ = it.c.decide(it, untried, nil)
@@ -236,7 +239,7 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 	var room, hands int // `hands` is the number of elements that are in hand as soon as they are claimed
 	limited := false
 	err := p.wait(p.ctx, inc, func() bool {
-		if p.hand {
+		if p.claiming = false; p.hand {
 			hands = max(p.waiting-len(p.ready), 0)
 		}
 		if room, limited = p.roomLocked(), p.limitedLocked(); room == 0 {
@@ -287,8 +290,9 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
 	}
 	// 4. Claim the elements, and read them.
-	p.claiming.Store(true)
-	defer p.claiming.Store(false)
+	p.mu.Lock()
+	p.claiming = true
+	p.mu.Unlock()
 	items, err := c.obtain(f.lot, es, hands)
 	switch err {
 	case nil:
@@ -419,12 +423,11 @@ const (
 // The method `shed` returns to the queue the elements that the pump has claimed too far ahead.
 func (p *pump) shed() {
 	p.mu.Lock()
-	most, more := p.mostLocked(), len(p.ready) > 1
-	p.mu.Unlock()
-	if !p.claiming.Load() {
-		p.giveBack(most)
+	defer p.mu.Unlock()
+	if !p.claiming {
+		p.giveBackLocked(p.mostLocked())
 	}
-	if more {
+	if len(p.ready) > 1 {
 		p.timer.Reset(shedEvery)
 	}
 }
