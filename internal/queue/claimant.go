@@ -39,6 +39,7 @@ type claimant struct {
 
 	mu      sync.Mutex                 // guards the fields from here to `stake`
 	version int32                      // version of the mark
+	zxids   map[int32]int64            // by version: the zxids of the mark that `fence` has read
 	seen    int64                      // a connection over which, or after which, the servers have found the mark
 	users   int                        // callers of `enlist` that have not called `leave` yet
 	timer   *time.Timer                // ends the claimant when it was unused for the time whenIdle
@@ -74,7 +75,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		return nil, session.ErrClosed // Close would not wait for new claims
 	}
 	c := &claimant{q: q, inc: inc, leaving: leaving, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1}
-	c.items, c.lots = make(map[string]map[int32]*item), make(map[string]*lot)
+	c.items, c.lots, c.zxids = make(map[string]map[int32]*item), make(map[string]*lot), make(map[int32]int64)
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	// A program can use any number of queues in one session, so the mark of an unused queue is deleted.
 	c.timer = time.AfterFunc(whenIdle, func() {
@@ -113,10 +114,7 @@ func (c *claimant) finish() {
 		c.mu.Lock()
 		for _, items := range c.items {
 			for _, it := range items {
-				if it.final == nil && it.inHand {
-					it.lost = c.inc.EndError(session.ErrClosed)
-					c.enterLocked(it, Settlement{Fate: Return}, nil)
-				}
+				c.withdrawLocked(it)
 			}
 		}
 		over := len(c.items) == 0
@@ -362,20 +360,19 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 // If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
 // it, `transact` first calls `fence`: from then on, the servers refuse every earlier attempt. If
 // `touch` is set and the mark was unchanged before that, no attempt was applied. Otherwise, `transact`
-// calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is the
-// zxid of the mark before that write. If an earlier attempt was applied, the responses are nil.
+// calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is then
+// the zxid of the transaction, if `touch` is set. If an earlier attempt was applied, the responses are nil.
 //
 // If the servers refuse to show the outcome, the claimant gives up its claims, and `finish` deletes its
 // mark. Otherwise, no client would settle or return the elements while the session lives.
 func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
-	var sent int32 // the version of the mark that the first attempt without a reply expects
+	var version int32 // the version of the mark that all attempts without a reply expect
 	for try := 0; ; {
 		since := c.inc.Watches.Connection()
-		c.mu.Lock()
-		version := c.version
-		c.mu.Unlock()
 		if !open {
-			sent = version
+			c.mu.Lock()
+			version = c.version
+			c.mu.Unlock()
 		}
 		var first any = &zk.CheckVersionRequest{Path: c.path(), Version: version}
 		if touch {
@@ -402,10 +399,10 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			}
 			try++
 		case open:
-			was, err := c.fence()
+			unchanged, zxid, err := c.fence(version)
 			done := false
-			if err == nil && !(touch && was.Version == sent) {
-				done, err = applied(was.Mzxid)
+			if err == nil && !(touch && unchanged) {
+				done, err = applied(zxid)
 			}
 			switch {
 			case err != nil && session.OutcomeOf(err) == session.Answered:
@@ -448,14 +445,19 @@ func (c *claimant) exists(stat *zk.Stat, since int64) {
 }
 
 // The method `fence` writes the mark. From then on, the servers refuse every earlier attempt that has
-// no reply, because such an attempt expects an old version of the mark. The result `was` is the Stat
-// of the mark before that.
-func (c *claimant) fence() (was zk.Stat, err error) {
+// no reply, because such an attempt expects the old `version` of the mark. The result `unchanged` is true
+// if the mark still had that version before. The result `zxid` is the zxid of the write that followed
+// that version: no fence replaces a version of the mark that it has not read.
+func (c *claimant) fence(version int32) (unchanged bool, zxid int64, err error) {
 	for {
 		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 		if stat != nil {
-			was = *stat
-			stat, err = c.inc.Set(session.Finishing, c.path(), []byte(c.q.m.Owner), was.Version)
+			unchanged = stat.Version == version
+			c.mu.Lock()
+			c.zxids[stat.Version] = stat.Mzxid
+			zxid = c.zxids[version+1]
+			c.mu.Unlock()
+			stat, err = c.inc.Set(session.Finishing, c.path(), []byte(c.q.m.Owner), stat.Version)
 		}
 		switch {
 		case session.IsBadVersion(err): // an attempt was applied meanwhile, or this write, which had no reply
@@ -466,7 +468,7 @@ func (c *claimant) fence() (was zk.Stat, err error) {
 		case err == nil:
 			c.exists(stat, 0)
 		}
-		return was, err
+		return unchanged, zxid, err
 	}
 }
 
@@ -555,11 +557,11 @@ func (c *claimant) stands(ctx context.Context) bool {
 			return false
 		}
 		c.mu.Lock()
-		if c.stake == nil && len(c.items) > 0 {
+		if c.stake == nil && len(c.items) > 0 && c.held.Err() == nil {
 			c.stake, s = s, nil
 		}
 		c.mu.Unlock()
-		s.Drop() // if another consumer was quicker, or the claimant has no items left
+		s.Drop() // if another consumer was quicker, or the claimant has no items left, or has lost them
 	}
 	if on := c.inc.Watches.Connection(); on != seen || lapse.Outage() {
 		switch stat, err := c.inc.Exists(ctx, c.path()); {

@@ -1,7 +1,10 @@
 package queue
 
 import (
+	"context"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,6 +113,48 @@ func TestAnElementThatIsReturnedBeforeAClaimIsClaimedFirst(t *testing.T) {
 		harness.Must(t, <-received)
 		if e := again.Element(); string(e.Data) != "x" {
 			t.Errorf("received %q", e.Data)
+		}
+	})
+}
+
+// A consumer is about to offer an element, and waits until the session is confirmed. Meanwhile, another client
+// deletes the mark. From then on, the claim needs no confirmed session.
+func TestASessionIsNotKeptConfirmedForAClaimThatIsLost(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, plain := open(t, srv), harness.Plain(t, srv)
+		q := queueAt(m, "/q")
+		send(t, q, "x")
+		ctx, cancel := context.WithCancel(t.Context())
+		leaver, c := q.Join(ctx, Joining{}), q.Join(t.Context(), Joining{})
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Op == zktest.OpSetData && strings.HasPrefix(o.Path, "/q/b-") })
+		}))
+		left := harness.Arrive(t, func() error { _, err := leaver.Next(); return err })
+		cancel() // during the claim, so nobody is offered the element yet
+		harness.WantErr(t, <-left, context.Canceled)
+		leaver.Leave()
+		time.Sleep(2 * time.Second)
+		srv.Disconnect(m.SessionID())
+		time.Sleep(time.Second)
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return r.Session == m.SessionID() && r.Op == zktest.OpDelete // confirms the session
+		}))
+		next := harness.Arrive(t, func() error {
+			it, err := c.Next()
+			if err == nil {
+				it.Taken()
+			}
+			return err
+		})
+		for _, mark := range harness.Children(t, plain, q.live) {
+			harness.Must(t, plain.Delete(q.live+"/"+mark, -1))
+		}
+		harness.Must(t, <-next)
+		c.Leave()
+		time.Sleep(time.Minute)
+		if n := harness.Requests(srv, func() { time.Sleep(time.Minute) }); n > 0 {
+			t.Errorf("an idle session has sent %d requests in a minute", n)
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/zktest"
@@ -88,6 +90,29 @@ func TestCloseReturnsAnElementInHandWithoutAWait(t *testing.T) {
 		if m.Close(); time.Since(began) > 0 {
 			t.Errorf("Close has waited for %v", time.Since(began))
 		}
+		wantTake(t, other, "x", 1)
+	})
+}
+
+// Close begins while a Txn is on its way, and then the servers refuse the Txn. The program does not settle the
+// element. Close returns it, and does not wait for the program.
+func TestCloseReturnsAnElementWhoseTxnIsRefused(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		send(t, q, "x")
+		it := receive(t, q)
+		srv.SetLatency(100 * time.Millisecond)
+		done := harness.Arrive(t, func() error {
+			_, err := it.Txn(t.Context(), []any{&zk.SetDataRequest{Path: "/none", Version: -1}})
+			return err
+		})
+		began := time.Now()
+		if m.Close(); time.Since(began) > 500*time.Millisecond {
+			t.Errorf("Close has waited for %v", time.Since(began))
+		}
+		harness.WantErr(t, <-done, zk.ErrNoNode)
 		wantTake(t, other, "x", 1)
 	})
 }

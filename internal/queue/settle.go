@@ -117,6 +117,14 @@ func (c *claimant) sendLocked(e *entry) {
 	}
 }
 
+// withdrawLocked returns an item in hand, without a fate, if the Session begins to close.
+func (c *claimant) withdrawLocked(it *item) {
+	if it.final == nil && it.inHand && session.IsClosed(c.leaving) {
+		it.lost = c.inc.EndError(session.ErrClosed)
+		c.enterLocked(it, Settlement{Fate: Return}, nil)
+	}
+}
+
 // leaveLocked ends the hold of the program on an item, and ends the context of the claim.
 func (c *claimant) leaveLocked(it *item) {
 	if it.inHand {
@@ -262,12 +270,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 // The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
 // servers no longer apply any attempt of that transaction.
 func (c *claimant) deleted(es []*entry) (bool, error) {
-	err := c.inc.Sync(session.Finishing, c.q.dir)
-	var looks []*session.Pending[session.Listing]
-	if err == nil {
-		looks, err = c.inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
-	}
-	if err != nil || slices.ContainsFunc(looks, func(l *session.Pending[session.Listing]) bool { return !session.IsNoNode(l.Err) }) {
+	if there, err := c.there(c.inc, es); there || err != nil {
 		return false, err
 	}
 	// The elements do not exist. If the mark does not exist, another client may have claimed and deleted them.
@@ -277,6 +280,15 @@ func (c *claimant) deleted(es []*entry) (bool, error) {
 		err = session.ErrVanished
 	}
 	return err == nil, err
+}
+
+// The method `there` reports whether the element of an entry exists.
+func (c *claimant) there(inc *session.Incarnation, es []*entry) (bool, error) {
+	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
+		return false, err
+	}
+	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
+	return slices.ContainsFunc(looks, func(l *session.Pending[session.Listing]) bool { return !session.IsNoNode(l.Err) }), err
 }
 
 // The method `removed` closes the entries of an applied transaction. The argument `rs` has the
@@ -336,6 +348,7 @@ func (c *claimant) refuse(e *entry, err error) {
 		if it.final = nil; it.then != nil {
 			c.enterLocked(it, *it.then, nil)
 		}
+		c.withdrawLocked(it)
 	case loss != nil:
 		err = loss
 	default:
@@ -370,7 +383,7 @@ func (c *claimant) refuse(e *entry, err error) {
 // The method `orphaned` closes entries whose claims were lost before a result was known. If `open`
 // is set, an attempt may have been applied. In this case, `orphaned` waits until the mark is
 // deleted. From then on, the servers apply no transaction of this claimant, and the method looks
-// for an element: one transaction deletes all of the elements, or none.
+// for the elements: one transaction deletes all of them, or none.
 func (c *claimant) orphaned(es []*entry, open bool) {
 	end := func(err error) {
 		err = cmp.Or(err, c.lost(), c.inc.Loss())
@@ -383,17 +396,17 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 		return
 	}
 	c.q.m.Spawn(func() {
-		var there *zk.Stat
+		there := false
 		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
 			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
-				there, err = inc.ExistsFresh(session.Finishing, znodes.ChildPath(c.q.dir, es[0].item.key()))
+				there, err = c.there(inc, es)
 			}
 			return err
 		})
 		switch {
 		case err != nil:
 			end(session.ErrClosed) // the servers may have applied it
-		case there != nil:
+		case there:
 			end(nil)
 		default:
 			end(fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -37,7 +38,7 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 				removals.Add(1)
 				srv.Expire(r.Session)
 				return zktest.DropRequest
-			case r.Op == zktest.OpSync && r.Path == "/q/"+it.(*item).key() && r.Session != first && looks.Add(1) == 1:
+			case r.Op == zktest.OpSync && r.Path == "/q" && r.Session != first && looks.Add(1) == 1:
 				srv.Expire(r.Session)
 				return zktest.DropRequest
 			}
@@ -178,4 +179,77 @@ func TestElementsThatDoNotFitIntoOneTransactionShareSeveral(t *testing.T) {
 			t.Errorf("of %d elements, %d are dead letters after %d transactions; %v", len(items), st.Dead, multis, err)
 		}
 	})
+}
+
+// One transaction acknowledges two elements, and the session ends before the server receives it. Another
+// consumer removes the first element before the client can look for the elements. The second element
+// exists, and its Ack must not say that it was removed.
+func TestAnAckSaysThatTheClaimWasLostIfTheElementExists(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		send(t, q, "x", "y")
+		x, y := receive(t, q).(*item), receive(t, q).(*item)
+		var cut atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Op == zktest.OpMulti && r.Session == m.SessionID() && !cut.Swap(true):
+				srv.Expire(r.Session)
+				return zktest.DropRequest
+			case r.Op == zktest.OpConnect && cut.Load():
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		x.c.mu.Lock()
+		x.c.enterLocked(x, Settlement{Fate: Remove}, nil)
+		x.c.enterLocked(y, Settlement{Fate: Remove}, nil)
+		x.c.mu.Unlock()
+		acked := harness.Arrive(t, func() error { return y.Settle(t.Context(), Settlement{Fate: Remove}) })
+		wantTake(t, other, "x", 1)
+		harness.WantErr(t, <-acked, session.ErrLost)
+		wantTake(t, other, "y", 1)
+	})
+}
+
+// A connection is lost with the replies to a claim and to a Txn, and both were applied. The claim writes the
+// mark to find that out, in some of the rounds before the Txn looks. The Txn still returns its responses.
+func TestATxnHasItsResponsesAlthoughAClaimHasLostItsReplyToo(t *testing.T) {
+	for range 20 {
+		harness.VirtualTime(t, func(t *testing.T) {
+			srv := zktest.Start(t)
+			m := open(t, srv)
+			q := queueAt(m, "/q")
+			harness.Must(t, m.During(t.Context(), func(inc *session.Incarnation) error {
+				_, err := znodes.Create(t.Context(), inc, "/z", nil)
+				return err
+			}))
+			send(t, q, "x", "y")
+			it := receive(t, q)
+			claimed := make(chan struct{})
+			tell := sync.OnceFunc(func() { close(claimed) })
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Op == zktest.OpSetData && strings.HasPrefix(o.Path, "/q/b-") }) {
+					tell()
+				}
+				return zktest.Pass
+			})
+			srv.SetLatency(time.Second)
+			received := harness.Async(func() error { return q.Receive(t.Context(), 1, func(Item) {}) })
+			<-claimed
+			var rs []zk.MultiResponse
+			done := harness.Arrive(t, func() (err error) {
+				rs, err = it.Txn(t.Context(), []any{&zk.SetDataRequest{Path: "/z", Data: []byte("new"), Version: -1}})
+				return err
+			})
+			srv.SetLatency(0)
+			srv.Disconnect(m.SessionID())
+			harness.Must(t, <-done)
+			harness.Must(t, <-received)
+			if len(rs) != 1 || rs[0].Stat == nil || rs[0].Stat.Version != 1 {
+				t.Errorf("the responses are %+v; want the Stat of the znode's first write", rs)
+			}
+		})
+	}
 }
