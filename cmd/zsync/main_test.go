@@ -1181,6 +1181,30 @@ func TestQueueRecvReceivesEachElementOnceThoughTheServersAreFarAway(t *testing.T
 	}
 }
 
+// The command fails while the servers are slow with a claim. That ends recv. If recv had claimed the next element for
+// the next command, that element would now count as tried.
+func TestQueueRecvTriesNoElementThatItsCommandHasNotGot(t *testing.T) {
+	t.Parallel()
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two").want(0, "")
+		var first atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			claim := slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Op == zktest.OpSetData && strings.HasPrefix(o.Path, "/q/b-") })
+			if claim && first.Swap(true) {
+				return zktest.Delay(3 * time.Second)
+			}
+			return zktest.Pass
+		})
+		start(t, srv.Addr(), "", "queue", "recv", "/q", "--backoff", "0", "--", does(t, func(*memoryProcess) int { return 3 })).want(3, "")
+		srv.Intercept(nil)
+		time.Sleep(time.Minute)
+		ds, err := zsync.NewQueue[string](connect(t, srv), "/q").ReceiveN(t.Context(), 2)
+		if err != nil || len(ds) != 2 || ds[0].Attempt != 2 || ds[1].Attempt != 1 {
+			t.Errorf("received %+v, %v; want the second attempt of one and the first of two", ds, err)
+		}
+	})
+}
+
 func TestSignalToQueueRecvGoesToItsCommand(t *testing.T) {
 	srv := serve(t)
 	start(t, srv.Addr(), "", "queue", "send", "/q", "one", "two", "three").want(0, "")

@@ -86,10 +86,7 @@ Exit status 75 means that fewer than --count elements came.`,
 			if w.attempts > 0 {
 				opts = append(opts, zsync.WithMaxAttempts(w.attempts))
 			}
-			switch {
-			case argv != nil:
-				opts = append(opts, zsync.WithPrefetch(1)) // leave elements for idle consumers
-			case n > 0:
+			if argv == nil && n > 0 {
 				opts = append(opts, zsync.WithPrefetch(min(n, maxUnacknowledged)))
 			}
 			t, queue, err := q.open(cmd, path, opts...)
@@ -214,11 +211,13 @@ const idle = 50 * time.Millisecond
 // when no element has come for the time `patience` and the queue is empty.
 func (r *receiver) round(ctx context.Context, patience time.Duration) (err error) {
 	inner, cancel := context.WithCancel(ctx)
-	elements := r.queue.Deliveries(inner)
+	wanted := make(chan struct{})
+	elements := r.elements(inner, wanted)
 	free, stopped := make(chan struct{}, r.jobs), make(chan struct{})
 	var jobs sync.WaitGroup
 	defer func() {
 		cancel()
+		close(wanted)
 		for d := range elements { // return the elements that were delivered but not used
 			d.Return()
 		}
@@ -232,6 +231,9 @@ func (r *receiver) round(ctx context.Context, patience time.Duration) (err error
 		case free <- struct{}{}: // wait until a command can run
 		case <-stopped:
 			return nil
+		}
+		if r.argv != nil {
+			wanted <- struct{}{}
 		}
 		d, ok, err := r.next(ctx, patience, elements, free, stopped)
 		if err != nil || !ok {
@@ -260,6 +262,27 @@ func (r *receiver) round(ctx context.Context, patience time.Duration) (err error
 		})
 	}
 	return nil
+}
+
+// The method `elements` returns a channel of elements, until ctx ends. With a command, it receives one
+// element for each value of `wanted`: an element that no command can take yet would count as tried if
+// this process ends before the servers have its return.
+func (r *receiver) elements(ctx context.Context, wanted <-chan struct{}) <-chan zsync.Delivery[[]byte] {
+	if r.argv == nil {
+		return r.queue.Deliveries(ctx)
+	}
+	ch := make(chan zsync.Delivery[[]byte])
+	go func() {
+		defer close(ch)
+		for range wanted {
+			d, err := r.queue.Receive(ctx)
+			if err != nil {
+				return // ctx or the session has ended
+			}
+			ch <- d
+		}
+	}()
+	return ch
 }
 
 // The method `next` waits for an element. The channel `free` already has an entry of the caller. If
