@@ -299,7 +299,7 @@ func (d Delivery[T]) Nack() error {
 	if d.q != nil && d.q.cfg.backoff != nil {
 		after = session.RetryPolicy(*d.q.cfg.backoff).Delay(d.Attempt)
 	}
-	return d.nack(after)
+	return d.NackAfter(after)
 }
 
 // Return is an immediate Nack for an element that the consumer has not tried. It uses no attempt,
@@ -312,13 +312,9 @@ func (d Delivery[T]) Return() error {
 // element. After the delay, it comes before elements that were sent later. During the delay, only
 // elements of the same key wait. If the claim is lost first, the element is back at once.
 func (d Delivery[T]) NackAfter(delay time.Duration) error {
-	return d.nack(delay)
-}
-
-func (d Delivery[T]) nack(after time.Duration) error {
 	s := queue.Settlement{Fate: queue.Return}
-	if after > 0 {
-		s = queue.Settlement{Fate: queue.Later, Due: time.Now().Add(after)}
+	if delay > 0 {
+		s = queue.Settlement{Fate: queue.Later, Due: time.Now().Add(delay)}
 	}
 	return d.settle(context.Background(), "nack", s)
 }

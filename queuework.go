@@ -125,7 +125,7 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
 	switch n := q.cfg.MaxAttempts; {
 	case q.cfg.queueLayout != LayoutZsync:
-		return "nack", d.nack(0)
+		return "nack", d.NackAfter(0)
 	case errors.Is(err, errPermanent), n > 0 && d.Attempt >= n:
 		return "reject", d.Reject(ctx, err.Error())
 	}
@@ -133,7 +133,7 @@ func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op str
 	if r := q.cfg.backoff; r != nil {
 		b = session.RetryPolicy(*r)
 	}
-	return "nack", d.nack(b.Delay(d.Attempt))
+	return "nack", d.NackAfter(b.Delay(d.Attempt))
 }
 
 // Permanent returns an error with the text of err. It makes [Queue.Work] give up: the element

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,20 +36,25 @@ type claimant struct {
 	held context.Context // ends with the claims; its cause is the loss
 	lose context.CancelCauseFunc
 
-	mu      sync.Mutex                 // guards the fields from here to `stake`
-	version int32                      // version of the mark
-	zxids   map[int32]int64            // by version: the zxids of the mark that `fence` has read
-	seen    int64                      // a connection over which, or after which, the servers have found the mark
-	users   int                        // callers of `enlist` that have not called `leave` yet
-	timer   *time.Timer                // ends the claimant when it was unused for the time whenIdle
-	items   map[string]map[int32]*item // claimed elements that are not settled, by bucket and number
-	lots    map[string]*lot            // by name, buckets as the claimant wrote them last; with all buckets in `items`
-	returns []*entry                   // entries that return items
-	queue   []*entry                   // entries for deletions
-	running bool                       // set while a goroutine settles the entries in `queue`
-	stake   *session.Stake             // keeps the session confirmed, from the first offer until the claimant has no items
+	mu      sync.Mutex         // guards the fields from here to `stake`
+	version int32              // version of the mark
+	zxids   map[int32]int64    // by version: the zxids of the mark that `fence` has read
+	seen    int64              // a connection over which, or after which, the servers have found the mark
+	users   int                // callers of `enlist` that have not called `leave` yet
+	timer   *time.Timer        // ends the claimant when it was unused for the time whenIdle
+	lots    map[string]*claims // by name: the buckets with claimed elements
+	returns []*entry           // entries that return items
+	queue   []*entry           // entries for deletions
+	running bool               // set while a goroutine settles the entries in `queue`
+	stake   *session.Stake     // keeps the session confirmed, from the first offer until the claimant has no items
 
 	watch *znodes.OwnWatch // watch of the mark; nil until the mark is created; used only by the goroutine that has the `turn`
+}
+
+// The type `claims` is a bucket, as the claimant wrote it last, with the claimed elements that are not settled.
+type claims struct {
+	lot
+	items map[int32]*item // by number
 }
 
 // whenIdle is the time after which a claimant without users and items ends.
@@ -75,13 +79,13 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		return nil, session.ErrClosed // Close would not wait for new claims
 	}
 	c := &claimant{q: q, inc: inc, leaving: leaving, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1}
-	c.items, c.lots, c.zxids = make(map[string]map[int32]*item), make(map[string]*lot), make(map[int32]int64)
+	c.lots, c.zxids = make(map[string]*claims), make(map[int32]int64)
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	// A program can use any number of queues in one session, so the mark of an unused queue is deleted.
 	c.timer = time.AfterFunc(whenIdle, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.users == 0 && len(c.items) == 0 {
+		if c.users == 0 && len(c.lots) == 0 {
 			c.lose(nil)
 		}
 	})
@@ -112,20 +116,18 @@ func (c *claimant) finish() {
 	case <-c.held.Done():
 	case <-c.leaving: // until now, Close has waited for the program's functions, which still settle their elements
 		c.mu.Lock()
-		for _, items := range c.items {
-			for _, it := range items {
+		for _, t := range c.lots {
+			for _, it := range t.items {
 				c.withdrawLocked(it)
 			}
 		}
-		over := len(c.items) == 0
+		c.endLocked()
 		c.mu.Unlock()
-		if !over {
-			select {
-			case <-c.held.Done(): // `dropLocked` has dropped the last item, or the claims are lost
-			case <-c.q.m.Over:
-			}
+		select {
+		case <-c.held.Done(): // `endLocked` has found no items, or the claims are lost
+		case <-c.q.m.Over:
+			c.lose(c.inc.EndError(session.ErrClosed))
 		}
-		c.lose(c.inc.EndError(session.ErrClosed))
 	}
 	loss := context.Cause(c.held)
 	c.turn <- struct{}{} // a write of a board may still be under way
@@ -135,8 +137,8 @@ func (c *claimant) finish() {
 	c.timer.Stop()
 	c.stake.Drop()
 	var lost []*item
-	for _, items := range c.items {
-		for _, it := range items {
+	for _, t := range c.lots {
+		for _, it := range t.items {
 			lost = append(lost, it)
 			c.leaveLocked(it)
 		}
@@ -222,7 +224,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		return nil, errOutrun // returned elements may come before `es` in the queue
 	}
 	c.mu.Lock()
-	kept := cmp.Or(c.lots[t.name], t)
+	kept := cmp.Or(c.lots[t.name], &claims{lot{bucket: t.bucket, czxid: t.czxid}, make(map[int32]*item)})
 	c.mu.Unlock()
 	if kept.czxid != t.czxid {
 		c.lose(c.inc.Deleted()) // another client has deleted the bucket and created it again: the numbers of its elements begin again
@@ -246,7 +248,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		c.watch = znodes.WatchOwn(c.inc, c.path(), c)
 		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
-	next := c.next(t)
+	next := c.next(t, kept.items)
 	line := next.lines[c.mark]
 	next.lines[c.mark] = hold{line.claimed.union(numbers(es)), line.hand.union(numbers(es[:hands]))}
 	var with []any
@@ -276,34 +278,23 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	}
 	items := make([]*item, len(es))
 	c.mu.Lock()
-	if len(c.lots) > maxLots {
-		maps.DeleteFunc(c.lots, func(name string, _ *lot) bool { return c.items[name] == nil })
-	}
-	c.lots[t.name] = &lot{bucket: t.bucket, czxid: t.czxid, version: t.version, board: t.board, last: t.last}
-	if c.items[t.name] == nil {
-		c.items[t.name] = make(map[int32]*item)
-	}
+	kept.version, kept.board, kept.last, c.lots[t.name] = t.version, t.board, t.last, kept
 	for i, e := range es {
 		items[i] = &item{element: e, c: c, attempts: int(e.tries) + next.tried[e.seq], noted: i < hands}
-		c.items[t.name][e.seq] = items[i]
+		kept.items[e.seq] = items[i]
 	}
 	c.mu.Unlock()
 	c.traceDone(trace.Grant, "", items, zxidOf(rs))
 	return items, nil
 }
 
-// maxLots is the largest number of buckets that a claimant remembers without a need. It never writes the
-// boards of most of them again, because clients delete empty buckets.
-const maxLots = 1000
-
 // The method `next` returns the board that the claimant writes after the board of `t`, with the
 // claimant's new line. The numbers in the old line that have no item are settled: the new board lists
 // them as gone.
-func (c *claimant) next(t *lot) *board {
+func (c *claimant) next(t *lot, items map[int32]*item) *board {
 	next := t.next()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	items := c.items[t.name]
 	var claimed, hand, settled []int32
 	for _, x := range next.lines[c.mark].claimed {
 		for n := int64(x.a); n <= int64(min(x.b, t.last)); n++ {
@@ -477,7 +468,7 @@ func (c *claimant) fence(version int32) (unchanged bool, zxid int64, err error) 
 func (c *claimant) flush() (some bool) {
 	for {
 		var es []*entry
-		var t *lot
+		var t *claims
 		c.mu.Lock()
 		c.returns = slices.DeleteFunc(c.returns, func(e *entry) bool {
 			if t == nil {
@@ -494,7 +485,7 @@ func (c *claimant) flush() (some bool) {
 			return some
 		}
 		some = true
-		rs, err := c.write(t, c.next(t), ring(c.q.dir))
+		rs, err := c.write(&t.lot, c.next(&t.lot, t.items), ring(c.q.dir))
 		for outrun(err) {
 			var n session.Node
 			if n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, znodes.ChildPath(c.q.dir, t.name)); session.IsNoNode(err) {
@@ -502,7 +493,7 @@ func (c *claimant) flush() (some bool) {
 			} else if err == nil {
 				now := newLot(t.bucket, n)
 				t.version, t.board, t.last = now.version, now.board, now.last
-				rs, err = c.write(t, c.next(t), ring(c.q.dir))
+				rs, err = c.write(&t.lot, c.next(&t.lot, t.items), ring(c.q.dir))
 			}
 		}
 		if err != nil {
@@ -526,11 +517,18 @@ func (c *claimant) flush() (some bool) {
 
 // dropLocked removes an item from the claimed items, after its fate was carried out.
 func (c *claimant) dropLocked(it *item) {
-	if delete(c.items[it.bucket], it.seq); len(c.items[it.bucket]) == 0 {
-		delete(c.items, it.bucket)
+	t := c.lots[it.bucket]
+	if delete(t.items, it.seq); len(t.items) == 0 {
+		delete(c.lots, it.bucket)
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
-	if len(c.items) > 0 {
+	c.endLocked()
+}
+
+// endLocked is called when the claimant may have no items left. If the Session begins to close, the claimant
+// then ends.
+func (c *claimant) endLocked() {
+	if len(c.lots) > 0 {
 		return
 	}
 	c.stake.Drop()
@@ -557,7 +555,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 			return false
 		}
 		c.mu.Lock()
-		if c.stake == nil && len(c.items) > 0 && c.held.Err() == nil {
+		if c.stake == nil && len(c.lots) > 0 && c.held.Err() == nil {
 			c.stake, s = s, nil
 		}
 		c.mu.Unlock()

@@ -3,7 +3,6 @@ package queue
 import (
 	"context"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -66,21 +65,15 @@ func TestAClaimantForgetsBucketsAndDeliversEachElementOnce(t *testing.T) {
 		send(t, q, "a", "b", "c", "d")
 		peeked, err := other.Peek(t.Context()) // other remembers the listing with all four
 		harness.Must(t, err)
-		it := receive(t, q).(*item)
-		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
-		c := it.c
-		c.mu.Lock()
-		clear(c.lots)
-		for i := range 3 * maxLots {
-			c.lots[strconv.Itoa(i)] = new(lot)
-		}
-		c.mu.Unlock()
-		harness.Must(t, receive(t, q).Settle(t.Context(), Settlement{Fate: Remove})) // b, in the bucket that q has forgotten
-		c.mu.Lock()
-		n := len(c.lots)
-		c.mu.Unlock()
-		if string(peeked.Data) != "a" || n > maxLots {
-			t.Fatalf("peeked %q; %d buckets are remembered", peeked.Data, n)
+		for range 2 {
+			it := receive(t, q).(*item)
+			harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+			it.c.mu.Lock()
+			n := len(it.c.lots)
+			it.c.mu.Unlock()
+			if string(peeked.Data) != "a" || n > 0 {
+				t.Fatalf("peeked %q; %d buckets are remembered", peeked.Data, n)
+			}
 		}
 		wantTake(t, other, "c", 0)
 		wantTake(t, q, "d", 0)

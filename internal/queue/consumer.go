@@ -39,7 +39,7 @@ func (q *core) Join(ctx context.Context, o Joining) *Consumer {
 // The method `present` returns true if a consumer may offer an item. Otherwise, it has put the item
 // back, or decided the fate of the item.
 func (q *core) present(c *Consumer, it *item) bool {
-	if !it.decoded && it.fault == nil {
+	if it.value == nil && it.fault == nil {
 		q.check(it)
 	}
 	if it.fault != nil && !(it.misfit && c.Odd) {

@@ -51,7 +51,7 @@ func (q *core) check(it *item) {
 	if n := q.cfg.MaxAttempts; n > 0 && it.attempts >= n {
 		it.fault = fmt.Errorf("delivered %d times without success", it.attempts)
 	}
-	it.value, it.decoded = value, it.fault == nil
+	it.value = value
 }
 
 // Synced sends a sync request, then calls `f` and returns the result of `f`. If the session ends first,

@@ -39,7 +39,6 @@ type item struct {
 	value    any       // decoded data
 	fault    error     // reason for the dead letter
 	misfit   bool      // this client cannot decode it
-	decoded  bool
 
 	inHand bool        // delivered, neither acknowledged nor returned; guarded by claimant.mu, like all fields below
 	noted  bool        // the claim has recorded the item as in hand: if the claim is lost, this delivery counts

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,28 +26,31 @@ const maxMisfits = 3
 type Skipper struct {
 	Complain func(error)
 
-	mu      sync.Mutex
-	until   map[string]time.Time // the ends of the skips; guarded by mu
-	misfits map[string]bool      // what is skipped because it did not decode; guarded by mu
-	streak  int                  // elements in a row that did not decode; not 0 while a misfit is skipped; guarded by mu
-	told    time.Time            // time of the latest complaint of Misfit; guarded by mu
+	mu     sync.Mutex      // guards the fields from here to `told`
+	skips  map[string]skip // by name
+	streak int             // elements in a row that did not decode; not 0 while a misfit is skipped
+	told   time.Time       // time of the latest complaint of Misfit
 
 	begun atomic.Int64 // number of skips that have begun
+}
+
+type skip struct {
+	until  time.Time
+	misfit bool // the element is skipped because it did not decode
 }
 
 // Skip begins to skip what the servers do not let the client read or write.
 func (s *Skipper) Skip(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.skipLocked(name)
-	delete(s.misfits, name)
+	s.skipLocked(name, false)
 }
 
-func (s *Skipper) skipLocked(name string) {
-	if s.until == nil {
-		s.until, s.misfits = make(map[string]time.Time), make(map[string]bool)
+func (s *Skipper) skipLocked(name string, misfit bool) {
+	if s.skips == nil {
+		s.skips = make(map[string]skip)
 	}
-	s.until[name] = time.Now().Add(skipFor)
+	s.skips[name] = skip{time.Now().Add(skipFor), misfit}
 	s.begun.Add(1)
 }
 
@@ -54,14 +58,14 @@ func (s *Skipper) skipLocked(name string) {
 func (s *Skipper) Skipped(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.until[name])
+	return time.Now().Before(s.skips[name].until)
 }
 
 // Left returns true if a consumer skips an element only because the element did not decode.
 func (s *Skipper) Left(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.misfits[name]
+	return s.skips[name].misfit
 }
 
 // Next returns the earliest time at which a skip ends, or the zero time if there is none.
@@ -69,12 +73,11 @@ func (s *Skipper) Next() (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	for name, until := range s.until {
-		if now.Before(until) {
-			at = earlier(at, until)
+	for name, k := range s.skips {
+		if now.Before(k.until) {
+			at = earlier(at, k.until)
 		} else { // the caller looks at the element again, if it still exists
-			delete(s.until, name)
-			delete(s.misfits, name)
+			delete(s.skips, name)
 		}
 	}
 	return at
@@ -86,10 +89,7 @@ func (s *Skipper) Fits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streak = 0
-	for name := range s.misfits {
-		delete(s.until, name)
-	}
-	clear(s.misfits)
+	maps.DeleteFunc(s.skips, func(_ string, k skip) bool { return k.misfit })
 }
 
 // Misfit is called for an element that did not decode. If it returns nil, the element should become
@@ -103,8 +103,7 @@ func (s *Skipper) Misfit(name string, fault error) error {
 	}
 	// Misfit holds the mutex until the skip is recorded. Otherwise, another goroutine could call
 	// `Fits` first, and the new skip would survive that call.
-	s.skipLocked(name)
-	s.misfits[name] = true
+	s.skipLocked(name, true)
 	quiet := !s.told.IsZero() && time.Since(s.told) < skipFor
 	if !quiet {
 		s.told = time.Now()

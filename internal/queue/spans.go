@@ -56,31 +56,23 @@ func (s spans) union(t spans) spans { return setOf(slices.Concat(s, t)) }
 
 // String returns the set as text, for example 0-127,130.
 func (s spans) String() string {
-	var b strings.Builder
+	parts := make([]string, len(s))
 	for i, x := range s {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.Itoa(int(x.a)))
-		if x.b > x.a {
-			b.WriteByte('-')
-			b.WriteString(strconv.Itoa(int(x.b)))
+		if parts[i] = strconv.Itoa(int(x.a)); x.b > x.a {
+			parts[i] += "-" + strconv.Itoa(int(x.b))
 		}
 	}
-	return b.String()
+	return strings.Join(parts, ",")
 }
 
 // parseSpans parses the result of the method String. It ignores text that it does not understand.
 func parseSpans(text string) spans {
 	var all []span
 	for part := range strings.SplitSeq(text, ",") {
-		first, last, more := strings.Cut(part, "-")
+		first, last, _ := strings.Cut(part, "-")
 		a, err := strconv.ParseInt(first, 10, 32)
-		b := a
-		if err == nil && more {
-			b, err = strconv.ParseInt(last, 10, 32)
-		}
-		if err == nil && 0 <= a && a <= b {
+		b, err2 := strconv.ParseInt(cmp.Or(last, first), 10, 32)
+		if err == nil && err2 == nil && 0 <= a && a <= b {
 			all = append(all, span{int32(a), int32(b)})
 		}
 	}
