@@ -519,7 +519,7 @@ func (c *claimant) flush() (some bool) {
 func (c *claimant) dropLocked(it *item) {
 	t := c.lots[it.bucket]
 	if delete(t.items, it.seq); len(t.items) == 0 {
-		delete(c.lots, it.bucket)
+		delete(c.lots, it.bucket) // from now on, the numbers in the claimant's line have no elements: `obtain` drops a claim of one
 	}
 	it.posted, it.data, it.value = true, nil, nil // no caller needs the data any longer
 	c.endLocked()
