@@ -49,7 +49,7 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	if err != nil {
 		return nil, err
 	}
-	lots, _, err := q.lots(ctx, inc, buckets, false)
+	lots, _, err := q.lots(ctx, inc, buckets, true)
 	q.deleteEmpty(inc, lots, buckets)
 	return lots, err
 }
@@ -64,7 +64,7 @@ func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *se
 			if err != nil {
 				return nil, err
 			}
-			lots, _, err := q.lots(ctx, inc, some, false)
+			lots, _, err := q.lots(ctx, inc, some, true)
 			for _, t := range lots {
 				if err != nil || len(ops) > 0 {
 					break

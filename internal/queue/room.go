@@ -13,8 +13,8 @@ import (
 	"github.com/zsync/zsync/internal/znodes"
 )
 
-// This file makes Send wait while the queue is full. The limit is soft: between two counts, a producer adds
-// only the elements that it sends itself.
+// This file makes Send wait while the queue is full. The limit is soft: a producer sees all elements that it
+// sends itself, but sees the elements of other producers only when it counts.
 
 const (
 	// countEvery is the age from which a client no longer uses its last count.
@@ -27,9 +27,10 @@ const (
 	maxCounts = 20
 )
 
-// The method `admit` waits until there is room for `n` elements, and counts them as sent. If `hurry` is set,
-// it returns ErrFull instead of waiting. If the queue remembers the ID of the parcel `p`, it returns ErrKnown
-// instead of waiting. The parcel can be nil.
+// The method `admit` waits until there is room for `n` elements, and counts them as sent. It adds `n` to
+// q.unstored; the caller subtracts it when the elements are stored or refused. If `hurry` is set, it returns ErrFull
+// instead of waiting. If the queue remembers the ID of the parcel `p`, it returns ErrKnown instead of waiting.
+// The parcel can be nil.
 func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) (err error) {
 	limit := q.cfg.MaxLen
 	switch {
@@ -60,12 +61,13 @@ func (q *producer) admit(ctx context.Context, n int, p *parcel, hurry bool) (err
 	defer func() { <-q.turn }()
 	for {
 		if time.Since(q.counted) >= countEvery || q.have+n > limit {
-			if err := q.m.During(ctx, func(inc *session.Incarnation) error { return q.count(ctx, inc) }); err != nil {
+			if err := q.m.During(ctx, func(inc *session.Incarnation) error { return q.count(ctx, inc, n) }); err != nil {
 				return err
 			}
 		}
 		if q.have+n <= limit {
 			q.have += n
+			q.unstored.Add(int64(n))
 			return nil
 		}
 		if p != nil && p.id != "" {
@@ -101,21 +103,24 @@ func (q *producer) pass(ctx context.Context) error {
 	}
 }
 
-// The method `count` counts the elements. If there is little room, two counts in a row must be equal. If
-// the queue seems to be full, it is counted again after a sync.
-func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
+// The method `count` counts the elements, for a Send of `n`. If there is little room, two counts in a row must be
+// equal. If the queue seems to be full, it is counted again after a sync.
+func (q *producer) count(ctx context.Context, inc *session.Incarnation, n int) error {
 	limit := q.cfg.MaxLen
-	sure := func(n int) bool { return n >= limit || n <= limit-limit/10-10 }
-	have, buckets, err := q.length(ctx, inc, sure)
-	if err == nil && have >= limit {
-		if err = inc.Sync(ctx, q.dir); err == nil {
-			have, buckets, err = q.length(ctx, inc, sure)
+	for synced := false; ; synced = true {
+		open := int(q.unstored.Load()) // before the count: these elements may be stored after it
+		sure := func(n int) bool { return n+open >= limit || n+open <= limit-limit/10-10 }
+		have, buckets, err := q.length(ctx, inc, sure)
+		if have += open; err == nil && have+n > limit && !synced {
+			if err = inc.Sync(ctx, q.dir); err == nil {
+				continue
+			}
 		}
+		if err == nil {
+			q.have, q.again, q.counted = have, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
+		}
+		return err
 	}
-	if err == nil {
-		q.have, q.again, q.counted = have, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
-	}
-	return err
 }
 
 // The method `length` counts the elements until two counts in a row are equal: then the queue had that

@@ -56,8 +56,9 @@ type producer struct {
 
 	// The fields below are for a queue with a limit: see room.go.
 
-	turn chan struct{} // a goroutine puts a token in before it looks for room, and takes it out when it has room: so Sends keep their order
-	full chan struct{} // the goroutine with the token of `turn` sends to it while it waits for room
+	turn     chan struct{} // a goroutine puts a token in before it looks for room, and takes it out when it has room: so Sends keep their order
+	full     chan struct{} // the goroutine with the token of `turn` sends to it while it waits for room
+	unstored atomic.Int64  // elements that have room, and are not stored yet
 
 	// Only the goroutine with the token of `turn` uses these fields.
 
@@ -113,6 +114,7 @@ type outbox struct {
 	next  map[int]*tail // by priority, the tails as the `steps` leave them
 	steps []step        // one attempt
 	op    int           // for a transaction of the program: index of the first operation that sends to the queue
+	room  int           // for a transaction of the program: the elements that count as unstored
 }
 
 // The type `tail` is a producer's knowledge of the tail of a priority. A tail is never changed in place.
@@ -158,6 +160,7 @@ func (q *producer) run() {
 	for group := q.take(); group != nil; group = q.take() {
 		err := q.post(group)
 		for _, p := range group {
+			q.unstored.Add(-int64(len(p.data)))
 			p.done <- cmp.Or(p.err, err)
 		}
 		if inc := q.m.Present(); inc != nil {
@@ -176,6 +179,7 @@ func (q *producer) take() (group []*parcel) {
 		p := q.waiting[0]
 		if p.ctx.Err() != nil {
 			// It was never sent.
+			q.unstored.Add(-int64(len(p.data)))
 			p.done <- session.CtxErr(p.ctx)
 			q.waiting = q.waiting[1:]
 			continue
@@ -288,6 +292,14 @@ func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
 func (x *load) forget() {
 	for _, s := range x.sends {
 		s.forget()
+	}
+}
+
+// The method `leave` is called when the load is applied or refused.
+func (x *load) leave() {
+	for _, o := range x.sends {
+		o.unstored.Add(-int64(o.room))
+		o.room = 0
 	}
 }
 

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,6 +71,67 @@ func TestAProducerWhoseRepliesAreLostPutsNoMoreElementsIntoAFullBucket(t *testin
 			})
 		})
 	}
+}
+
+// Many goroutines call a method of one Queue value at the same time. The value knows what it has sent itself,
+// even if the servers have not stored it when the value counts the queue.
+func TestTheCallsOfOneProducerTogetherDoNotExceedTheLengthOfTheQueue(t *testing.T) {
+	for name, through := range map[string]func(t *testing.T, from *core, ctx context.Context, b Batch) error{
+		"Send": func(t *testing.T, from *core, ctx context.Context, b Batch) error { return b.To.Send(ctx, b) },
+		"the Txn of an Item": func(t *testing.T, from *core, ctx context.Context, b Batch) error {
+			_, err := receive(t, from).Txn(ctx, []any{&b})
+			return err
+		},
+	} {
+		for _, limit := range []int{1, 10, 100} {
+			t.Run(fmt.Sprint(name, " ", limit), func(t *testing.T) {
+				harness.VirtualTime(t, func(t *testing.T) {
+					srv := zktest.Start(t)
+					m := open(t, srv)
+					from, q := queueAt(m, "/from"), queueAt(m, "/q")
+					q.cfg.MaxLen = limit
+					send(t, from, make([]string, 5*limit)...)
+					srv.SetLatency(10 * time.Millisecond)
+					ctx, cancel := context.WithCancel(t.Context())
+					var all sync.WaitGroup
+					for range 5 * limit {
+						all.Go(func() { through(t, from, ctx, Batch{Priority: Middle, Data: [][]byte{{}}, To: q}) })
+					}
+					time.Sleep(10 * time.Second)
+					n, err := q.Len(t.Context())
+					if harness.Must(t, err); n != limit {
+						t.Errorf("the queue has %d elements; the limit is %d", n, limit)
+					}
+					cancel()
+					all.Wait()
+				})
+			})
+		}
+	}
+}
+
+// The session of a consumer has ended, and another client has listed the marks before that. The elements of
+// the consumer are unclaimed, so Clear and Cancel remove them.
+func TestClearAndCancelRemoveTheElementsOfADeadConsumer(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q := queueAt(open(t, srv), "/q")
+		for _, id := range []string{"a", "b", "c"} {
+			harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, ID: id, Data: [][]byte{[]byte(id)}}))
+		}
+		dying := queueAt(m, "/q")
+		receive(t, dying)
+		receive(t, dying)
+		wantTake(t, q, "c", 0) // lists the marks
+		srv.Expire(m.SessionID())
+		done, err := q.Cancel(t.Context(), "a")
+		harness.Must(t, err)
+		n, err := q.Clear(t.Context())
+		if harness.Must(t, err); !done || n != 1 {
+			t.Errorf("Cancel has returned %v, and Clear has removed %d elements; want true and 1", done, n)
+		}
+	})
 }
 
 // Another client deletes the newest bucket, which this client knows to be full. The next Send

@@ -63,7 +63,9 @@ type entry struct {
 }
 
 func (e *entry) close(err error) {
-	e.err = cmp.Or(e.err, err)
+	if e.err = cmp.Or(e.err, err); e.with != nil {
+		e.with.leave()
+	}
 	close(e.done)
 }
 

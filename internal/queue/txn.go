@@ -67,12 +67,14 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		if o.dir == home && n <= o.cfg.MaxLen {
 			n--
 		}
+		x.leave() // while the load waits for room in one queue, other calls can use the room in another
 		err := o.admit(ctx, n, nil, false)
 		if err != nil && session.IsClosed(lost) && outer.Err() == nil {
 			return x, nil
 		} else if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", o.op, err)
 		}
+		o.room = n
 	}
 	return x, nil
 }
@@ -87,6 +89,9 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 		return nil, err
 	}
 	e, err := c.settleNow(ctx, it, Settlement{Fate: Remove}, x)
+	if e.with != x {
+		x.leave()
+	}
 	switch {
 	case e.with != x && err == nil:
 		return nil, lock.ErrNotLocked // settled, but not by this load
@@ -106,6 +111,7 @@ func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops 
 	if err != nil {
 		return nil, err
 	}
+	defer x.leave()
 	strip(m, x.ops)
 	return x.apply(session.Finish(ctx), func(all []any) ([]zk.MultiResponse, error) {
 		strip(m, all[len(x.ops):])
