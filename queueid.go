@@ -32,9 +32,9 @@ func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err e
 	return err == nil, opError("send", q.path, err)
 }
 
-// Cancel removes the element that was sent with the ID, unless a consumer has claimed it, and
-// reports whether it did. It can remove a returned element, but not a dead letter or a requeued
-// element. SendID still remembers the ID.
+// Cancel removes the element that was sent with the ID, unless a consumer has claimed it or the
+// queue has forgotten the ID ([WithIDMemory]), and reports whether it did. It can remove a returned
+// element, but not a dead letter or a requeued element. SendID still remembers the ID.
 func (q *Queue[T]) Cancel(ctx context.Context, id string) (bool, error) {
 	if err := cmp.Or(q.checkID(id), session.CtxErr(ctx)); err != nil {
 		return false, opError("cancel", q.path, err)

@@ -205,7 +205,6 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 			due = append(due, b)
 		}
 	}
-	together := func(a, b bucket) bool { return a.delayed && b.delayed && a.prio == b.prio }
 	for len(due) > 0 {
 		n := min(atOnce, len(due))
 		for n < len(due) && together(due[n-1], due[n]) {
@@ -244,14 +243,17 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 	return nil
 }
 
+// The function `together` reports whether the periods of two buckets can overlap, because the period is longer if
+// the delay is longer. Then only the times of the elements show their order.
+func together(a, b bucket) bool { return a.delayed && b.delayed && a.prio == b.prio }
+
 // The method `soonest` lists the `lots`, and returns up to `n` free elements of one of them, the lot
 // `t`: no consumer has claimed them, and `may(e)` is true for each. No other of the lots has an element
 // that comes before them. If no element is free, `t` is nil. At the first element that is not due yet,
 // `soonest` stops, and returns the due time of that element.
 //
-// The periods of delayed lots can overlap, because the period is longer if the delay is longer. So
-// `soonest` looks at the elements of several lots in the order of their times, and lists a lot only if
-// its period has begun by the time of the next element.
+// The method looks at the elements of several delayed lots in the order of their times, and lists a lot only if its
+// period has begun by the time of the next element.
 func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*lot, n int, may func(*element) bool) (t *lot, es []*element, due time.Time, err error) {
 	var left []*element // unclaimed elements of the listed lots, in the order of their times
 	of := make(map[string]*lot)

@@ -117,15 +117,24 @@ const pageSize = 64
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		buckets, err := Synced(ctx, q.Common, q.buckets)
-		for i := 0; i < len(buckets) && err == nil; i++ {
+		for len(buckets) > 0 && err == nil {
+			n := 1
+			for n < len(buckets) && together(buckets[0], buckets[n]) {
+				n++
+			}
 			var rows []Element
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
-				lots, _, err := q.lots(ctx, inc, buckets[i:i+1], true)
-				if err == nil && len(lots) > 0 {
-					rows, err = q.rows(ctx, inc, lots[0])
+				lots, _, err := q.lots(ctx, inc, buckets[:n], true)
+				rows = nil
+				for i := 0; i < len(lots) && err == nil; i++ {
+					var some []Element
+					some, err = q.rows(ctx, inc, lots[i])
+					rows = append(rows, some...)
 				}
 				return err
 			})
+			buckets = buckets[n:]
+			slices.SortStableFunc(rows, func(a, b Element) int { return cmp.Compare(a.found.due, b.found.due) })
 			rows = slices.DeleteFunc(rows, func(r Element) bool { return r.State != s })
 			for len(rows) > 0 && err == nil {
 				page := rows[:min(len(rows), pageSize)]

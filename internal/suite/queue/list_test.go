@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -75,6 +76,32 @@ func TestListHasEachElementOnceWithItsState(t *testing.T) {
 		time.Sleep(time.Second)
 		if items := listed(t, other, zsync.QueueReady); len(items) != 2499 || items[1].ID != ds[2].ID || items[1].Attempts != 1 {
 			t.Errorf("%d are ready after the end of the session; the second is %+v", len(items), items[1])
+		}
+	})
+}
+
+// The delays of the second half are shorter, so its elements are in other buckets. The times of these buckets overlap
+// with those of the first.
+func TestListHasDelayedElementsInTheOrderOfTheirTimes(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		due := time.Now().Add(time.Hour)
+		for half := range 2 {
+			time.Sleep(time.Duration(half) * 59 * time.Minute)
+			for i := range 60 {
+				must(t, q.SendAt(t.Context(), due.Add(time.Duration(2*i+half)*time.Second), 2*i+half))
+			}
+		}
+		var got []int
+		for _, item := range listed(t, q, zsync.QueueDelayed) {
+			got = append(got, item.Value)
+		}
+		time.Sleep(time.Until(due.Add(90 * time.Second)))
+		for _, item := range slices.Concat(listed(t, q, zsync.QueueReady), listed(t, q, zsync.QueueDelayed)) {
+			got = append(got, item.Value)
+		}
+		if want := slices.Concat(counted(120), counted(120)); !slices.Equal(got, want) {
+			t.Errorf("the lists have %v", got)
 		}
 	})
 }
