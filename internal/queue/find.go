@@ -224,18 +224,25 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 				return err
 			}
 		}
-		choose(lots, spread)
-		for to := 1; len(lots) > 0; lots, to = lots[to:], 1 {
-			for to < len(lots) && together(lots[0].bucket, lots[to].bucket) {
-				to++
-			}
-			t, es, next, err := q.soonest(ctx, inc, lots[:to], f.n, may)
+		groups := grouped(slices.DeleteFunc(lots, (*lot).exhausted), func(t *lot) bucket { return t.bucket })
+		to := 1 // the number of groups from which one is chosen at random, and searched first
+		for to < min(spread, len(groups)) && !groups[0][0].delayed && groups[to][0].prio == groups[0][0].prio {
+			to++
+		}
+		if len(groups) > 0 {
+			i := dice.Rand().IntN(to)
+			first := groups[i]
+			copy(groups[1:], groups[:i])
+			groups[0] = first
+		}
+		for i, group := range groups {
+			t, es, next, err := q.soonest(ctx, inc, group, f.n, may)
 			if err != nil {
 				return err
 			}
 			if f.due = earlier(f.due, next); t != nil {
 				f.lot, f.es = t, es
-				f.more = keys == nil && (len(due) > 0 || slices.ContainsFunc(lots, func(o *lot) bool { return o != t && !o.exhausted() }))
+				f.more = keys == nil && (len(due) > 0 || i+1 < len(groups) || len(group) > 1)
 				return nil
 			}
 		}
@@ -246,6 +253,19 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 // The function `together` reports whether the periods of two buckets can overlap, because the period is longer if
 // the delay is longer. Then only the times of the elements show their order.
 func together(a, b bucket) bool { return a.delayed && b.delayed && a.prio == b.prio }
+
+// The function `grouped` returns groups of all, in order: the delayed buckets of one priority are a group, and each
+// other bucket is a group. The function `of` returns the bucket of an element of all.
+func grouped[E any](all []E, of func(E) bucket) (groups [][]E) {
+	for i, e := range all {
+		if i > 0 && together(of(all[i-1]), of(e)) {
+			groups[len(groups)-1] = append(groups[len(groups)-1], e)
+		} else {
+			groups = append(groups, []E{e})
+		}
+	}
+	return groups
+}
 
 // The method `soonest` lists the `lots`, and returns up to `n` free elements of one of them, the lot
 // `t`: no consumer has claimed them, and `may(e)` is true for each. No other of the lots has an element
@@ -260,9 +280,7 @@ func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*
 	for now := time.Now().UnixMilli(); len(es) < n && len(lots)+len(left) > 0; {
 		if len(lots) > 0 && (len(left) == 0 || lots[0].number <= left[0].due) {
 			l := lots[0]
-			if lots = lots[1:]; l.exhausted() {
-				continue
-			}
+			lots = lots[1:]
 			if err := q.list(ctx, inc, l); err != nil {
 				return nil, nil, due, err
 			}
@@ -285,29 +303,6 @@ func (q *finder) soonest(ctx context.Context, inc *session.Incarnation, lots []*
 		left = left[1:]
 	}
 	return t, es, due, nil
-}
-
-// The function `choose` moves a random lot to the front: one of the first lots of one priority that may
-// have free elements, at most `spread`. If the first of them is delayed, it is that lot.
-func choose(lots []*lot, spread int) {
-	var choice []int
-	for i, t := range lots {
-		if t.exhausted() {
-			continue
-		}
-		if len(choice) > 0 && (t.prio != lots[choice[0]].prio || t.delayed != lots[choice[0]].delayed) {
-			break
-		}
-		if choice = append(choice, i); len(choice) >= spread || t.delayed {
-			break
-		}
-	}
-	if choice != nil {
-		i := choice[dice.Rand().IntN(len(choice))]
-		t := lots[i]
-		copy(lots[1:], lots[:i])
-		lots[0] = t
-	}
 }
 
 // After a listing of the marks, the client assumes for the time aliveFor that the listed marks

@@ -117,14 +117,11 @@ const pageSize = 64
 func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		buckets, err := Synced(ctx, q.Common, q.buckets)
-		for len(buckets) > 0 && err == nil {
-			n := 1
-			for n < len(buckets) && together(buckets[0], buckets[n]) {
-				n++
-			}
+		groups := grouped(buckets, func(b bucket) bucket { return b })
+		for i := 0; i < len(groups) && err == nil; i++ {
 			var rows []Element
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
-				lots, _, err := q.lots(ctx, inc, buckets[:n], true)
+				lots, _, err := q.lots(ctx, inc, groups[i], true)
 				rows = nil
 				for i := 0; i < len(lots) && err == nil; i++ {
 					var some []Element
@@ -133,7 +130,6 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
 				}
 				return err
 			})
-			buckets = buckets[n:]
 			slices.SortStableFunc(rows, func(a, b Element) int { return cmp.Compare(a.found.due, b.found.due) })
 			rows = slices.DeleteFunc(rows, func(r Element) bool { return r.State != s })
 			for len(rows) > 0 && err == nil {
