@@ -99,8 +99,8 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 	if q.misuse() == nil && q.cfg.queueLayout != LayoutZsync {
 		return opError("send", q.path, session.Invalid("SendAt needs zsync's own layout, not %v", q.cfg.queueLayout))
 	}
-	if first := time.UnixMilli(1); t.Before(first) {
-		t = first // the zero Time is in the past, but in a Batch, zero would mean that there is no delay
+	if now := time.Now(); t.Before(now) {
+		t = now
 	}
 	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
 }

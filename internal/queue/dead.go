@@ -76,12 +76,11 @@ func (q *Common) Unread(ctx context.Context, inc *session.Incarnation) ([]*Lette
 
 func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 	return func(yield func(*Letter, error) bool) {
-		var ds []*Letter
-		err := q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-			if err = znodes.VetHere(ctx, inc, q.Dead); err == nil {
-				ds, err = q.Unread(ctx, inc)
+		ds, err := Synced(ctx, q, func(ctx context.Context, inc *session.Incarnation) ([]*Letter, error) {
+			if err := znodes.VetHere(ctx, inc, q.Dead); err != nil {
+				return nil, err
 			}
-			return err
+			return q.Unread(ctx, inc)
 		})
 		if err != nil {
 			yield(nil, err)

@@ -113,18 +113,19 @@ type outbox struct {
 	group []*parcel
 	next  map[int]*tail // by priority, the tails as the `steps` leave them
 	steps []step        // one attempt
-	op    int           // for a transaction of the program: index of the first operation that sends to the queue
-	room  int           // for a transaction of the program: the elements that count as unstored
+
+	// The fields below are for a transaction of the program.
+
+	op   int // index of the first operation that sends to the queue
+	room int // number of elements for which there must be room
 }
 
 // The type `tail` is a producer's knowledge of the tail of a priority. A tail is never changed in place.
 type tail struct {
-	made    bool  // the znode exists
-	version int32 // of the znode
-	bucket  int64 // number of the newest bucket
+	version int32 // of the znode; -1 if it does not exist
+	bucket  int64 // number of the newest bucket; -1 if it does not exist
 	least   int64 // the next bucket has at least this number: when the client read the tail, no bucket had such a number
 	full    bool  // the newest bucket is full, or does not exist
-	gone    bool  // another client has deleted the newest bucket, but not the queue
 }
 
 // maxGroup is the largest number of elements that a transaction stores for several calls of Send. A
@@ -230,6 +231,7 @@ type load struct {
 	m     *session.Manager
 	ops   []any     // the program's own operations, with paths as the servers know them
 	sends []*outbox // one for each queue: two could fail, because each checks the version of the tail, and the first could change it
+	open  *outbox   // the last for which there was room: its elements count as unstored until the load is applied or refused
 
 	rs []zk.MultiResponse // if it removes an element: responses to the program's operations
 }
@@ -297,9 +299,9 @@ func (x *load) forget() {
 
 // The method `leave` is called when the load is applied or refused.
 func (x *load) leave() {
-	for _, o := range x.sends {
+	if o := x.open; o != nil {
 		o.unstored.Add(-int64(o.room))
-		o.room = 0
+		x.open = nil
 	}
 }
 
@@ -352,11 +354,11 @@ func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio in
 	}
 	// Each transaction that creates a bucket has a higher zxid than the number of that bucket. It writes the
 	// queue's znode, and adds a child.
-	n, t := nodes[1], &tail{least: max(nodes[0].Stat.Mzxid, nodes[0].Stat.Pzxid), full: true}
+	n, t := nodes[1], &tail{version: -1, bucket: -1, least: max(nodes[0].Stat.Mzxid, nodes[0].Stat.Pzxid), full: true}
 	if n.Stat == nil {
 		return t, nil
 	}
-	t.made, t.version = true, n.Stat.Version
+	t.version = n.Stat.Version
 	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
 		return nil, znodes.Mixed(q.m, q.dir)
 	}
@@ -365,8 +367,9 @@ func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio in
 	if nodes, err = znodes.GetAll(ctx, inc, []string{znodes.ChildPath(q.dir, bucketName(prio, t.bucket))}); err != nil {
 		return nil, err
 	}
-	t.gone = nodes[0].Stat == nil
-	if t.full = t.gone || newLot(bucket{}, nodes[0]).last >= bucketSize-1; !t.full { // a stale `least` might be used again, in a new queue
+	if nodes[0].Stat == nil { // another client has deleted the newest bucket, but not the queue
+		t.least, t.bucket = max(t.least, t.bucket+1), -1
+	} else if t.full = newLot(bucket{}, nodes[0]).last >= bucketSize-1; !t.full { // a stale `least` might be used again, in a new queue
 		q.known.Store(prio, t)
 	}
 	return t, nil
@@ -448,7 +451,7 @@ func (o *outbox) open(prio int, t tail) {
 		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, o.anew)
 		return
 	}
-	if t.made && !t.gone {
+	if t.bucket >= 0 {
 		// Another client may have deleted the queue and created it again, and the new tail may have
 		// this version too. But then this check fails, because the new queue has no bucket of this
 		// name: the numbers of its buckets begin with its own zxid.
@@ -456,14 +459,13 @@ func (o *outbox) open(prio int, t tail) {
 	}
 	t.bucket = max(t.bucket+1, t.least)
 	number := []byte(strconv.FormatInt(t.bucket, 10))
-	if t.made {
+	if t.version >= 0 {
 		o.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, o.anew)
-		t.version++
 	} else {
 		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, o.anew)
 	}
 	o.add(&zk.CreateRequest{Path: znodes.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, o.anew)
-	t.made, t.full, t.gone = true, false, false
+	t.version, t.full = t.version+1, false
 }
 
 func (q *producer) forget() { q.known.Clear() }

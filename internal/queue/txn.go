@@ -45,6 +45,7 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 			x.sends = append(x.sends, &outbox{producer: &q.producer, op: i})
 		}
 		o := x.sends[at]
+		o.room += len(p.data)
 		if o.group = append(o.group, p); o.cfg.MaxLen == 0 {
 			o.producer = &q.producer // the first with a limit, if there is one
 		}
@@ -61,21 +62,17 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 	ctx, stop := m.Until(session.Finish(outer), lost)
 	defer stop()
 	for _, o := range x.sends {
-		n := 0
-		for _, p := range o.group {
-			n += len(p.data)
-		}
-		if o.dir == home && n <= o.cfg.MaxLen {
-			n--
+		if o.dir == home && o.room <= o.cfg.MaxLen {
+			o.room--
 		}
 		x.leave() // while the load waits for room in one queue, other calls can use the room in another
-		err := o.admit(ctx, n, nil, false)
+		err := o.admit(ctx, o.room, nil, false)
 		if err != nil && session.IsClosed(lost) && outer.Err() == nil {
 			return x, nil
 		} else if err != nil {
 			return nil, fmt.Errorf("operation %d: %w", o.op, err)
 		}
-		o.room = n
+		x.open = o
 	}
 	return x, nil
 }

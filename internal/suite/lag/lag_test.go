@@ -141,6 +141,21 @@ func TestNothingIsAnsweredFromThePast(t *testing.T) {
 			}
 		},
 	}, {
+		"Queue.Dead after Reject",
+		func(t *testing.T, s *zsync.Session) {
+			q := zsync.NewQueue[int](s, "/p")
+			harness.Must(t, q.Send(t.Context(), 7))
+			d, err := q.Receive(t.Context())
+			harness.Must(t, err)
+			time.Sleep(time.Minute)
+			harness.Must(t, d.Reject(t.Context(), "bad"))
+		},
+		func(t *testing.T, s *zsync.Session) {
+			if n, err := zsync.NewQueue[int](s, "/p").RequeueDead(t.Context(), nil); err != nil || n != 1 {
+				t.Errorf("%d dead letters, %v", n, err)
+			}
+		},
+	}, {
 		"Map after Store",
 		func(t *testing.T, s *zsync.Session) {
 			harness.Must(t, zsync.NewMap[int](s, "/p").Store(t.Context(), "k", 7))

@@ -69,6 +69,20 @@ func TestDelayedElementsComeInTheOrderOfTheirTimes(t *testing.T) {
 	}
 }
 
+// A time in the past means now, so earlier times do not change the order.
+func TestElementsForThePastComeInTheOrderOfTheirSends(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		for i, at := range []time.Time{time.Now().Add(time.Millisecond), time.Now(), time.Now().Add(-time.Hour), {}} {
+			must(t, q.SendAt(t.Context(), at, i))
+			time.Sleep(2 * time.Millisecond)
+		}
+		if got := collect(t, q.Recv(t.Context()), 4); !slices.Equal(got, counted(4)) {
+			t.Errorf("received %v", got)
+		}
+	})
+}
+
 // A consumer holds elements of more than a hundred buckets, which are longer than a search reads at
 // once. They are between the beginning of the first bucket and the time of its element.
 func TestDelayedElementsComeInOrderAcrossManyBuckets(t *testing.T) {
