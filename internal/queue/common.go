@@ -134,6 +134,18 @@ func WhileOpen(ctx context.Context, m *session.Manager) (inner context.Context, 
 	}
 }
 
+// Synced sends a sync request, then calls `f` and returns the result of `f`. If the session ends first,
+// Synced repeats both steps in the next session.
+func Synced[R any](ctx context.Context, q *Common, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
+	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
+		if err = inc.Sync(ctx, q.dir); err == nil {
+			r, err = f(ctx, inc)
+		}
+		return err
+	})
+	return r, err
+}
+
 // Detached calls `f` in the background, and returns its result. If ctx ends first, Detached returns
 // the error of ctx. Then `drop` gets the result, unless that is nil.
 func Detached[T any](ctx context.Context, m *session.Manager, f func() (*T, error), drop func(*T)) (*T, error) {

@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"context"
 	"fmt"
 	"sync"
 
@@ -52,18 +51,6 @@ func (q *core) check(it *item) {
 		it.fault = fmt.Errorf("delivered %d times without success", it.attempts)
 	}
 	it.value = value
-}
-
-// Synced sends a sync request, then calls `f` and returns the result of `f`. If the session ends first,
-// Synced repeats both steps in the next session.
-func Synced[R any](ctx context.Context, q *Common, f func(ctx context.Context, inc *session.Incarnation) (R, error)) (r R, err error) {
-	err = q.m.During(ctx, func(inc *session.Incarnation) (err error) {
-		if err = inc.Sync(ctx, q.dir); err == nil {
-			r, err = f(ctx, inc)
-		}
-		return err
-	})
-	return r, err
 }
 
 // zxidOf returns the zxid of the transaction of `rs`, or 0 if no response contains the zxid.
