@@ -19,7 +19,15 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 	if q.misuse() != nil {
 		result <- opError("send", q.path, q.misuse())
 		close(result)
-		go discard(ctx, ch)
+		go func() {
+			for open := true; open; {
+				select {
+				case _, open = <-ch:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
 		return ch, result
 	}
 	q.s.m.Spawn(func() {
@@ -27,19 +35,6 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 		result <- q.drain(ctx, ch)
 	})
 	return ch, result
-}
-
-func discard[T any](ctx context.Context, ch <-chan T) {
-	for {
-		select {
-		case _, ok := <-ch:
-			if !ok {
-				return
-			}
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // maxHeld is the largest number of elements that In sends in one request.

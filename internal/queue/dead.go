@@ -87,11 +87,7 @@ func (q *Common) Letters(ctx context.Context) iter.Seq2[*Letter, error] {
 			return
 		}
 		for _, d := range ds {
-			err := q.read(ctx, d)
-			if session.IsNoNode(err) {
-				continue
-			}
-			if !yield(d, err) {
+			if err := q.read(ctx, d); !session.IsNoNode(err) && !yield(d, err) {
 				return
 			}
 		}
@@ -116,11 +112,10 @@ func (q *Common) read(ctx context.Context, d *Letter) error {
 		d.Data, d.Framed = slices.Clone(nodes[0].Data), nodes[0].Data
 		d.Removal = nil
 		for i, n := range nodes { // one transaction has made both
-			if n.Stat == nil {
-				continue
+			if n.Stat != nil {
+				d.Removal = append(d.Removal, &zk.DeleteRequest{Path: paths[i], Version: -1})
 			}
-			d.Removal = append(d.Removal, &zk.DeleteRequest{Path: paths[i], Version: -1})
-			if !znodes.Concealed(n) && d.Since.IsZero() {
+			if n.Stat != nil && !znodes.Concealed(n) && d.Since.IsZero() {
 				d.Since = time.UnixMilli(n.Stat.Ctime)
 			}
 		}

@@ -148,8 +148,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 	how.due = q.Skips.Next()
 	path := znodes.ChildPath(q.dir, keysName)
 	for {
-		f := new(finding)
-		*f = how
+		f := how
 		var keys *zk.Stat
 		var err error
 		if q.keyed.Load() {
@@ -161,7 +160,7 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 		f.paused = slices.Contains(names, pausedName)
 		switch {
 		case f.paused || session.IsNoNode(err):
-			return f, nil
+			return &f, nil
 		case err != nil:
 			return nil, err
 		case keys == nil && slices.Contains(names, keysName):
@@ -169,15 +168,15 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 			continue
 		}
 		all := parseBuckets(names)
-		err = q.searchLots(ctx, inc, f, all, keys, q.Skips.Skipped)
+		err = q.searchLots(ctx, inc, &f, all, keys, q.Skips.Skipped)
 		if err == nil && f.odd && len(f.es) == 0 && !how.due.IsZero() {
-			err = q.searchLots(ctx, inc, f, all, keys, func(key string) bool { return q.Skips.Skipped(key) && !q.Skips.Left(key) })
+			err = q.searchLots(ctx, inc, &f, all, keys, func(key string) bool { return q.Skips.Skipped(key) && !q.Skips.Left(key) })
 		}
 		if err != nil {
 			return nil, err
 		}
 		if f.at = time.Now(); keys != nil || f.aside || !slices.ContainsFunc(f.es, (*element).keyed) {
-			return f, nil
+			return &f, nil
 		}
 		// The search has found an element with a key, but not the znode "keys". Either a producer
 		// has sent the first such element since the search looked for "keys", or another client has
@@ -338,9 +337,7 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	unknown := false
 	for _, t := range lots {
 		for mark := range t.board.lines {
-			if mark != mine && t.children > 0 {
-				others, unknown = true, unknown || watch || !alive[mark]
-			}
+			unknown = unknown || mark != mine && t.children > 0 && (watch || !alive[mark])
 		}
 	}
 	if unknown {
@@ -348,7 +345,7 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 		if err != nil {
 			return lots, false, err
 		}
-		alive, others = make(map[string]bool, len(names)), false
+		alive = make(map[string]bool, len(names))
 		for _, name := range names {
 			alive[name] = true
 		}
@@ -358,13 +355,14 @@ func (q *finder) lots(ctx context.Context, inc *session.Incarnation, buckets []b
 	}
 	for _, t := range lots {
 		for mark, h := range t.board.lines {
-			switch {
-			case mark == mine || !unknown:
-			case alive[mark]:
-				others = others || t.children > 0
-			default:
+			if mark == mine {
+				continue
+			}
+			if unknown && !alive[mark] {
 				t.dead = append(t.dead, h)
 				delete(t.board.lines, mark)
+			} else if t.children > 0 {
+				others = true
 			}
 		}
 		t.taken = t.board.gone.union(t.board.claimed())

@@ -268,16 +268,12 @@ func (e *element) parseHistory(text string) bool {
 	return ok && err == nil && err2 == nil && n >= 0 && ms >= 0
 }
 
-// dueAt returns `t` in Unix milliseconds, limited to the range from 1 to math.MaxInt64. The result
-// is never 0, because 0 means no delay.
+// dueAt returns `t` in Unix milliseconds, at most math.MaxInt64.
 func dueAt(t time.Time) int64 {
-	switch s := t.Unix(); {
-	case s < 0:
-		return 1
-	case s >= math.MaxInt64/1000:
+	if t.Unix() >= math.MaxInt64/1000 {
 		return math.MaxInt64
 	}
-	return max(t.UnixMilli(), 1)
+	return t.UnixMilli()
 }
 
 // A note is the record of an ID. A transaction that stores an element with an ID also creates the

@@ -111,15 +111,16 @@ func (q *producer) count(ctx context.Context, inc *session.Incarnation, n int) e
 		open := int(q.unstored.Load()) // before the count: these elements may be stored after it
 		sure := func(n int) bool { return n+open >= limit || n+open <= limit-limit/10-10 }
 		have, buckets, err := q.length(ctx, inc, sure)
-		if have += open; err == nil && have+n > limit && !synced {
-			if err = inc.Sync(ctx, q.dir); err == nil {
-				continue
-			}
+		if err != nil {
+			return err
 		}
-		if err == nil {
-			q.have, q.again, q.counted = have, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
+		q.have, q.again, q.counted = have+open, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
+		if synced || q.have+n <= limit {
+			return nil
 		}
-		return err
+		if err := inc.Sync(ctx, q.dir); err != nil {
+			return err
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -87,13 +88,11 @@ func (it *item) Txn(ctx context.Context, ops []any) ([]zk.MultiResponse, error) 
 		return nil, err
 	}
 	e, err := c.settleNow(ctx, it, Settlement{Fate: Remove}, x)
-	if e.with != x {
+	if e.with != x { // settled, but not by this load
 		x.leave()
+		return nil, cmp.Or(err, lock.ErrNotLocked)
 	}
-	switch {
-	case e.with != x && err == nil:
-		return nil, lock.ErrNotLocked // settled, but not by this load
-	case e.with == x && session.IsClosed(e.done):
+	if session.IsClosed(e.done) {
 		return x.rs, e.err
 	}
 	return nil, err
