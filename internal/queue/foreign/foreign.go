@@ -54,13 +54,12 @@ func (q *engine) lacks(feature string) error {
 }
 
 func (q *engine) Send(ctx context.Context, b queue.Batch) error {
-	name := q.plain
-	switch {
-	case q.cfg.Priorities == 1:
-	case b.Priority == queue.Middle:
-		name = fmt.Sprintf(q.ranked, (q.cfg.Priorities-1)/2)
-	default:
-		name = fmt.Sprintf(q.ranked, b.Priority)
+	name, prio := q.plain, b.Priority
+	if prio == queue.Middle {
+		prio = (q.cfg.Priorities - 1) / 2
+	}
+	if q.cfg.Priorities > 1 {
+		name = fmt.Sprintf(q.ranked, prio)
 	}
 	var ops []any
 	path := znodes.ChildPath(q.dir, name)
@@ -362,20 +361,13 @@ func (q *engine) Stats(ctx context.Context) (st queue.Totals, err error) {
 }
 
 func (q *engine) Clear(ctx context.Context) (n int, err error) {
-	var there map[string]bool // the names that existed when Clear began, without the suffixes of `split`
-	for {
+	there := make(map[string]bool) // the names that existed when Clear began, without the suffixes of `split`
+	for first := true; ; first = false {
 		names, err := q.names(ctx)
-		first := there == nil
-		if first {
-			there = make(map[string]bool, len(names))
-		}
 		var paths []string
 		for _, name := range names {
 			whole, _, _ := strings.Cut(name, "#")
-			if first {
-				there[whole] = true
-			}
-			if there[whole] {
+			if there[whole] = there[whole] || first; there[whole] {
 				paths = append(paths, znodes.ChildPath(q.dir, name))
 			}
 		}
