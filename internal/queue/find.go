@@ -217,6 +217,7 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 			q.deleteEmpty(inc, lots, due)
 		}
 		due = due[n:]
+		inOrder(lots)
 		may := func(e *element) bool { return !skip(e.key()) }
 		if keys != nil {
 			if may, err = q.guard(ctx, inc, lots, keys.Version, skip); err != nil {
@@ -247,6 +248,14 @@ func (q *finder) searchLots(ctx context.Context, inc *session.Incarnation, f *fi
 		}
 	}
 	return nil
+}
+
+// The function `inOrder` sorts lots. Of several delayed lots for the same time, the oldest has the first elements: it
+// was full when a producer created the next.
+func inOrder(lots []*lot) {
+	slices.SortFunc(lots, func(a, b *lot) int {
+		return cmp.Or(compareBuckets(a.bucket, b.bucket), cmp.Compare(a.czxid, b.czxid))
+	})
 }
 
 // The function `together` reports whether the periods of two buckets can overlap, because the period is longer if

@@ -121,13 +121,14 @@ func parseBucket(name string) (bucket, bool) {
 	return bucket{name: name, prio: prio, number: number, delayed: delayed}, ok
 }
 
-// parseBuckets returns the buckets among names, in the order in which consumers read them: by
-// priority, and within a priority the delayed buckets first. So when a delayed element is due, it
-// precedes all elements of its priority that were sent without a delay.
-func parseBuckets(names []string) []bucket {
-	return ParseAll(names, parseBucket, func(a, b bucket) int {
-		return cmp.Or(cmp.Compare(a.prio, b.prio), cmp.Compare(b.name[0], a.name[0]), cmp.Compare(a.number, b.number), cmp.Compare(a.name, b.name))
-	})
+// parseBuckets returns the buckets among names, in the order of compareBuckets.
+func parseBuckets(names []string) []bucket { return ParseAll(names, parseBucket, compareBuckets) }
+
+// compareBuckets compares by the order in which consumers read buckets: by priority, and within a priority the
+// delayed buckets first. So when a delayed element is due, it precedes all elements of its priority that were sent
+// without a delay.
+func compareBuckets(a, b bucket) int {
+	return cmp.Or(cmp.Compare(a.prio, b.prio), cmp.Compare(b.name[0], a.name[0]), cmp.Compare(a.number, b.number))
 }
 
 // ParseAll returns the parsed names in order, without the names that the function `parse` rejects.

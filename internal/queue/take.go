@@ -122,6 +122,7 @@ func (q *core) List(ctx context.Context, s Status) iter.Seq2[Element, error] {
 			var rows []Element
 			err = q.m.During(ctx, func(inc *session.Incarnation) error {
 				lots, _, err := q.lots(ctx, inc, groups[i], true)
+				inOrder(lots)
 				rows = nil
 				for i := 0; i < len(lots) && err == nil; i++ {
 					var some []Element

@@ -83,6 +83,28 @@ func TestElementsForThePastComeInTheOrderOfTheirSends(t *testing.T) {
 	})
 }
 
+// Many elements are due at the same time, and one bucket does not have room for them.
+func TestElementsForTheSameTimeComeInTheOrderOfTheirSends(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		due, want := time.Now().Add(time.Minute), counted(8000)
+		for vs := range slices.Chunk(want, 1000) {
+			must(t, q.SendAt(t.Context(), due, vs...))
+		}
+		var got []int
+		for _, item := range listed(t, q, zsync.QueueDelayed) {
+			got = append(got, item.Value)
+		}
+		if !slices.Equal(got, want) {
+			t.Error("List does not keep the order")
+		}
+		time.Sleep(time.Until(due))
+		if !slices.Equal(collect(t, q.Recv(t.Context()), len(want)), want) {
+			t.Error("Recv does not keep the order")
+		}
+	})
+}
+
 // A consumer holds elements of more than a hundred buckets, which are longer than a search reads at
 // once. They are between the beginning of the first bucket and the time of its element.
 func TestDelayedElementsComeInOrderAcrossManyBuckets(t *testing.T) {
