@@ -1,7 +1,6 @@
 package zsync
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -36,11 +35,10 @@ func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err e
 // queue has forgotten the ID ([WithIDMemory]), and reports whether it did. It can remove a returned
 // element, but not a dead letter or a requeued element. SendID still remembers the ID.
 func (q *Queue[T]) Cancel(ctx context.Context, id string) (bool, error) {
-	if err := cmp.Or(q.checkID(id), session.CtxErr(ctx)); err != nil {
+	if err := q.checkID(id); err != nil {
 		return false, opError("cancel", q.path, err)
 	}
-	done, err := q.q.Cancel(ctx, id)
-	return done, opError("cancel", q.path, err)
+	return ask(ctx, q, "cancel", func(e queue.Engine, ctx context.Context) (bool, error) { return e.Cancel(ctx, id) })
 }
 
 func (q *Queue[T]) checkID(id string) error {
