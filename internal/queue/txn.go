@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"reflect"
 	"slices"
 
 	"github.com/go-zookeeper/zk"
@@ -118,7 +117,15 @@ func Through(ctx context.Context, m *session.Manager, lost <-chan struct{}, ops 
 
 func strip(m *session.Manager, ops []any) {
 	for _, op := range ops {
-		path := reflect.ValueOf(op).Elem().FieldByName("Path")
-		path.SetString(m.Bare(path.String()))
+		switch op := op.(type) {
+		case *zk.CreateRequest:
+			op.Path = m.Bare(op.Path)
+		case *zk.SetDataRequest:
+			op.Path = m.Bare(op.Path)
+		case *zk.DeleteRequest:
+			op.Path = m.Bare(op.Path)
+		case *zk.CheckVersionRequest:
+			op.Path = m.Bare(op.Path)
+		}
 	}
 }
