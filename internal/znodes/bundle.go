@@ -121,7 +121,6 @@ func getBundle(ctx context.Context, inc *session.Incarnation, paths []string, tr
 		if err := inc.Pause(ctx, try); err != nil {
 			return nil, err
 		}
-		nodes = nil
 		for part := range slices.Chunk(paths, size) {
 			some, err := getBundle(ctx, inc, part, try+1, read)
 			if err != nil {
