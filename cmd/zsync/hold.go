@@ -147,10 +147,8 @@ type task struct {
 // The method `begin` connects, and returns the task of a command that waits at `paths`. Without argv,
 // a path can be the root.
 func (h *holding) begin(ctx context.Context, argv []string, paths ...string) (*task, error) {
-	for _, path := range paths { // now, because the servers may be away
-		if err := znodes.CheckPath(path); err != nil && (path != "/" || argv != nil) {
-			return nil, verdict(err, exitUsage)
-		}
+	if err := checkPaths(paths, argv == nil); err != nil {
+		return nil, err
 	}
 	if h.busy < 0 || h.busy > 255 {
 		return nil, fail(exitUsage, "-E %d: an exit status is from 0 to 255", h.busy)
@@ -192,6 +190,16 @@ func (h *holding) begin(ctx context.Context, argv []string, paths ...string) (*t
 	var err error
 	t.session, err = h.open(t.waiting)
 	return t, err
+}
+
+// checkPaths checks paths before zsync connects, because the servers may be away.
+func checkPaths(paths []string, root bool) error {
+	for _, path := range paths {
+		if err := znodes.CheckPath(path); err != nil && (path != "/" || !root) {
+			return verdict(err, exitUsage)
+		}
+	}
+	return nil
 }
 
 // The method `under` acquires a hold, runs the command, and releases the hold.

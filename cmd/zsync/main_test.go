@@ -1868,6 +1868,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			{"127.0.0.1:1", "lock /p q -- true", exitUsage, `path "q" is relative; it must begin with a slash`},
 			{"127.0.0.1:1", "lock / -- true", exitUsage, `path "/" is the root`},
 			{"127.0.0.1:1", "value get v", exitUsage, `path "v" is relative`},
+			{"127.0.0.1:1", "status / p", exitUsage, `path "p" is relative`},
 			{"127.0.0.1:1", "int watch /n --count 0", exitUsage, "--count 0: must be at least 1"},
 			{srv.Addr(), "lock /p true", exitUsage, "there is no -- before the command; want: zsync lock PATH... [flags] -- CMD [ARG...]"},
 			{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},

@@ -46,6 +46,9 @@ schedule), and value (the data; a string if it is not JSON).`,
 			if len(args) == 0 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
+			if err := checkPaths(args, true); err != nil {
+				return err
+			}
 			ctx, stop := untilSignalOf(cmd.Context(), c.hearAll())
 			defer stop()
 			s, err := c.open(ctx)
