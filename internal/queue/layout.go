@@ -215,7 +215,12 @@ func isTag(text string) bool {
 	return len(text) == 1+idDigits && text[0] == 'i'
 }
 
-func withTag(name, tag string) string { return name + strings.TrimPrefix(tag+"-", "-") }
+func withTag(name, tag string) string {
+	if tag == "" {
+		return name
+	}
+	return name + tag + "-"
+}
 
 func elementName(due int64, tag string) string {
 	if due == 0 {
