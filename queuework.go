@@ -1,6 +1,7 @@
 package zsync
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,11 +130,7 @@ func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op str
 	case errors.Is(err, errPermanent), n > 0 && d.Attempt >= n:
 		return "reject", d.Reject(ctx, err.Error())
 	}
-	b := workBackoff
-	if r := q.cfg.backoff; r != nil {
-		b = session.RetryPolicy(*r)
-	}
-	return "nack", d.NackAfter(b.Delay(d.Attempt))
+	return "nack", d.NackAfter(cmp.Or((*session.RetryPolicy)(q.cfg.backoff), &workBackoff).Delay(d.Attempt))
 }
 
 // Permanent returns an error with the text of err. It makes [Queue.Work] give up: the element

@@ -15,13 +15,8 @@ type span struct{ a, b int32 }
 type spans []span
 
 func (s spans) has(n int32) bool {
-	_, found := slices.BinarySearchFunc(s, n, func(x span, n int32) int {
-		if x.a <= n && n <= x.b {
-			return 0
-		}
-		return cmp.Compare(x.a, n)
-	})
-	return found
+	i, _ := slices.BinarySearchFunc(s, n, func(x span, n int32) int { return cmp.Compare(x.b, n) })
+	return i < len(s) && s[i].a <= n
 }
 
 // The method `covers` reports whether the set has every number from 0 to `n`.
