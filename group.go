@@ -154,7 +154,7 @@ func (m *Membership[T]) run() {
 			for err == nil {
 				gone, err = m.stay(inc)
 			}
-			if gone != nil {
+			if gone != nil && m.leaving.Err() != nil { // otherwise, m has failed, and Set must return the reason now
 				gone.Await(leaveTime)
 			}
 			return err
