@@ -42,8 +42,7 @@ type Ensemble struct {
 	wg    sync.WaitGroup
 
 	mu     sync.Mutex // guards all fields below, and is Server.mu of every member
-	agenda agenda
-	nth    int       // the number of events put on the agenda so far
+	agenda []event
 	armed  time.Time // the time of the next event; zero: none
 	secret [passwordLen]byte
 	closed bool

@@ -1,40 +1,25 @@
 package zktest
 
 import (
-	"container/heap"
+	"slices"
+	"sort"
 	"time"
 )
 
 // This file has the network between the members of an ensemble, and the agenda of its timed events.
 // member.go and quorum.go have the messages.
 
-// The type `agenda` is a heap of the timed events of an ensemble.
-type agenda []*event
-
+// The type `event` is a timed event of an ensemble. The agenda has the events in the order of their
+// times. Events at the same time run in the order in which they were scheduled.
 type event struct {
 	at time.Time
-	n  int // events at the same time run in the order of n, the order in which they were scheduled
 	do func()
-}
-
-func (a agenda) Len() int { return len(a) }
-func (a agenda) Less(i, j int) bool {
-	return a[i].at.Before(a[j].at) || a[i].at.Equal(a[j].at) && a[i].n < a[j].n
-}
-func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a *agenda) Push(x any)   { *a = append(*a, x.(*event)) }
-func (a *agenda) Pop() any {
-	last := len(*a) - 1
-	x := (*a)[last]
-	(*a)[last] = nil
-	*a = (*a)[:last]
-	return x
 }
 
 // The method `at` schedules a call of `do` at the time t. Ensemble.mu is held while `do` runs.
 func (e *Ensemble) at(t time.Time, do func()) {
-	e.nth++
-	heap.Push(&e.agenda, &event{t, e.nth, do})
+	i := sort.Search(len(e.agenda), func(i int) bool { return e.agenda[i].at.After(t) })
+	e.agenda = slices.Insert(e.agenda, i, event{t, do})
 	if e.armed.IsZero() || t.Before(e.armed) {
 		e.arm(t)
 	}
@@ -58,7 +43,7 @@ func (e *Ensemble) run() {
 		}
 		e.mu.Lock()
 		for !e.closed && len(e.agenda) > 0 && !e.agenda[0].at.After(time.Now()) {
-			heap.Pop(&e.agenda).(*event).do()
+			shift(&e.agenda).do()
 		}
 		e.armed = time.Time{}
 		if len(e.agenda) > 0 {
