@@ -216,14 +216,15 @@ func cut(t *testing.T, d *rand.Rand) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), 5*time.Minute)
 }
 
-// refused reports whether err comes from a refusal: NoAuth, or the unknown outcome of a transaction
-// whose reply was lost and whose log the servers have refused. Such an error wraps no NoAuth.
+// refused reports whether err comes from a refusal: NoAuth, the unknown outcome of a transaction whose
+// reply was lost and whose log the servers have refused, or a value that was stored and that they have
+// refused to show. The last two wrap no NoAuth.
 func (r *modelRun) refused(err error) bool {
 	if !r.refuses || errors.Is(err, zk.ErrNoAuth) {
 		return r.refuses
 	}
 	_, why, open := strings.Cut(err.Error(), "it may have been applied: ")
-	return open && (strings.Contains(why, "without permission to create") || strings.Contains(why, zk.ErrNoAuth.Error()))
+	return strings.Contains(err.Error(), "it was stored, and cannot be read: "+zk.ErrNoAuth.Error()) || open && (strings.Contains(why, "without permission to create") || strings.Contains(why, zk.ErrNoAuth.Error()))
 }
 
 // mayFail judges an error of a method that waits for nobody.
