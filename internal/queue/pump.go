@@ -235,10 +235,67 @@ const maxBatch = bucketSize
 
 // The method `step` brings elements from the queue to the consumers.
 func (p *pump) step(inc *session.Incarnation, c *claimant) error {
-	// 1. Wait until consumers have room for more. Until then, leave the line of idle consumers.
-	var room, hands int // `hands` is the number of elements that are in hand as soon as they are claimed
-	limited := false
-	err := p.wait(p.ctx, inc, func() bool {
+	// 1. Wait until consumers have room for more.
+	room, hands, limited, err := p.awaitRoom(inc)
+	if err != nil {
+		return err
+	}
+	// 2. Search for free elements, unless elements of the last search remain.
+	f := p.found
+	if f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
+		return p.look(inc)
+	}
+	// 3. Claim elements, and read them.
+	es := f.es[:min(len(f.es), room, maxBatch)]
+	if hands = min(hands, len(es)); limited {
+		hands = p.untried(f, es, hands)
+		es = es[:hands]
+	}
+	if len(es) == 0 {
+		p.leavePlace()
+		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
+	}
+	p.mu.Lock()
+	p.claiming = true
+	p.mu.Unlock()
+	items, err := c.obtain(f.lot, es, hands)
+	switch {
+	case err == errOutrun:
+		return p.makeWay()
+	case err != nil:
+		return err
+	}
+	p.spread, p.pause, f.es = max(p.spread/2, 1), p.pause/2, f.es[len(es):]
+	// 4. Give the items to the consumers.
+	if p.try {
+		if len(items) > 0 {
+			p.got, err = items[0], errDone
+		}
+		return err
+	}
+	items = slices.DeleteFunc(items, p.q.spent)
+	p.mu.Lock()
+	if len(es) == room && p.starved {
+		p.ahead = min(max(2*p.ahead, 2), p.most)
+	}
+	p.size, p.starved, p.before, p.claimed = meanSize(items), false, p.taken, time.Now()
+	p.ready = append(p.ready, items...)
+	p.timer.Reset(shedEvery)
+	p.changeLocked()
+	p.mu.Unlock()
+	// 5. Leave the line to the next consumers if there are more elements than room, or after maxClaims
+	//    claims.
+	if p.claims++; p.place != nil && (len(f.es) > 0 || f.more || p.claims >= maxClaims && p.othersWait(inc)) {
+		p.leavePlace()
+	}
+	return nil
+}
+
+// The method `awaitRoom` waits until consumers have room for more elements, and returns their number. Until
+// then, it leaves the line of idle consumers. The first `hands` of the elements are in hand as soon as they are
+// claimed, or all of them if attempts are limited.
+func (p *pump) awaitRoom(inc *session.Incarnation) (room, hands int, limited bool, err error) {
+	err = p.wait(p.ctx, inc, func() bool {
 		if p.claiming = false; p.hand {
 			hands = max(p.waiting-len(p.ready), 0)
 		}
@@ -247,88 +304,52 @@ func (p *pump) step(inc *session.Incarnation, c *claimant) error {
 		}
 		return room > 0
 	})
-	if err != nil {
+	return room, hands, limited, err
+}
+
+// The method `look` searches for free elements. If no element is free, it waits in the line. For `try`,
+// it does not wait: after a search behind a sync, the error is errDone.
+func (p *pump) look(inc *session.Incarnation) (err error) {
+	if p.found = nil; p.place == nil {
+		p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: p.synced, odd: p.synced})
+	}
+	switch {
+	case err != nil || p.found != nil && len(p.found.es) > 0:
 		return err
+	case !p.try:
+		return p.idle(inc)
+	case !p.synced:
+		p.synced = true
+		return inc.Sync(p.ctx, p.q.dir)
 	}
-	// 2. Search for free elements, unless elements of the last search remain. If no element is
-	//    free, wait in the line.
-	if f := p.found; f == nil || len(f.es) == 0 || time.Since(f.at) > staleAfter {
-		if p.found = nil; p.place == nil {
-			p.found, err = p.q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: p.synced, odd: p.synced})
+	if p.q.cfg.KeepDead > 0 { // only to delete expired dead letters
+		p.q.Sweep(inc)
+	}
+	return errDone
+}
+
+// The method `untried` is called with a limit of attempts: then the claim records all of its elements as in
+// hand. It returns the number of elements of es to claim. It stops at an element that was tried before and
+// that no consumer waits for, which means that it comes after the first n: so if the process crashes, an
+// element counts as tried without a delivery at most once. It does not stop at an element without attempts
+// left, which no consumer gets.
+func (p *pump) untried(f *finding, es []*element, n int) int {
+	tried := f.lot.next().tried
+	for ; n < len(es); n++ {
+		if k := int(es[n].tries) + tried[es[n].seq]; k > 0 && k < p.q.cfg.MaxAttempts {
+			break
 		}
-		switch {
-		case err != nil || p.found != nil && len(p.found.es) > 0:
-			return err
-		case !p.try:
-			return p.idle(inc)
-		case !p.synced:
-			p.synced = true
-			return inc.Sync(p.ctx, p.q.dir)
-		}
-		if p.q.cfg.KeepDead > 0 { // only to delete expired dead letters
-			p.q.Sweep(inc)
-		}
-		return errDone
 	}
-	// 3. Choose the elements. With a limit of attempts, the claim records all of them as in hand. Then
-	//    stop at an element that was tried before and that no consumer waits for: if the process
-	//    crashes, an element counts as tried without a delivery at most once. Do not stop at an element
-	//    without attempts left, which no consumer gets.
-	f := p.found
-	es := f.es[:min(len(f.es), room, maxBatch)]
-	if hands = min(hands, len(es)); limited {
-		tried := f.lot.next().tried
-		for ; hands < len(es); hands++ {
-			if n := int(es[hands].tries) + tried[es[hands].seq]; n > 0 && n < p.q.cfg.MaxAttempts {
-				break
-			}
-		}
-		es = es[:hands]
-	}
-	if len(es) == 0 {
-		p.leavePlace()
-		return p.wait(p.ctx, inc, func() bool { return p.waiting > len(p.ready) })
-	}
-	// 4. Claim the elements, and read them.
-	p.mu.Lock()
-	p.claiming = true
-	p.mu.Unlock()
-	items, err := c.obtain(f.lot, es, hands)
-	switch err {
-	case nil:
-	case errOutrun:
-		return p.makeWay()
-	default:
-		return err
-	}
-	p.spread, p.pause, f.es = max(p.spread/2, 1), p.pause/2, f.es[len(es):]
-	// 5. Give the items to the consumers.
-	if p.try {
-		if len(items) > 0 {
-			p.got, err = items[0], errDone
-		}
-		return err
-	}
-	items = slices.DeleteFunc(items, p.q.spent)
+	return n
+}
+
+// The function `meanSize` returns the mean size of items, in bytes, at least 1.
+func meanSize(items []*item) int {
 	size := 0
 	for _, it := range items {
 		size += len(it.data)
 	}
-	p.mu.Lock()
-	if len(es) == room && p.starved {
-		p.ahead = min(max(2*p.ahead, 2), p.most)
-	}
-	p.size, p.starved, p.before, p.claimed = size/max(len(items), 1)+1, false, p.taken, time.Now()
-	p.ready = append(p.ready, items...)
-	p.timer.Reset(shedEvery)
-	p.changeLocked()
-	p.mu.Unlock()
-	// 6. Leave the line to the next consumers if there are more elements than room, or after maxClaims
-	//    claims.
-	if p.claims++; p.place != nil && (len(f.es) > 0 || f.more || p.claims >= maxClaims && p.othersWait(inc)) {
-		p.leavePlace()
-	}
-	return nil
+	return size/max(len(items), 1) + 1
 }
 
 const (
