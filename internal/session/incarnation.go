@@ -265,7 +265,9 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	inc.Lease.Connected(now, ask.ID == 0, timeout)
 	inc.leaveBy = time.Time{} // the limit of another server
 	inc.LeaseMu.Unlock()
-	inc.wake() // as above: the timeout may be shorter than the client expected
+	if ask.ID != 0 { // a new session gets its watchdog when it is established: see `connected`
+		inc.wake() // as above: the timeout may be shorter than the client expected
+	}
 	if refused != nil {
 		return refused
 	}

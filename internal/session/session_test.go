@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/lease"
 	"github.com/zsync/zsync/internal/wire"
 	"github.com/zsync/zsync/zktest"
@@ -105,6 +106,30 @@ func TestALapseCountsTheSleepOfTheMachine(t *testing.T) {
 		l.at.Wall = l.at.Wall.Add(-ReleaseTime)
 		if !l.Outage() {
 			t.Errorf("no outage after a sleep of %v", ReleaseTime)
+		}
+	})
+}
+
+// Nobody has held anything through a session that was never established, so its end is no loss, though a
+// server has granted it.
+func TestASessionThatIsNotEstablishedIsNotLost(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpAuth { // the server dies between its reply to the handshake and that to the credentials
+				srv.Stop()
+			}
+			return zktest.Pass
+		})
+		cfg := testConfig()
+		cfg.Dialer, cfg.Auths = srv.Dial, []conn.Auth{{Scheme: "digest", Credentials: []byte("u:p")}}
+		m := New(srv.Addrs(), "", cfg)
+		defer m.Close()
+		time.Sleep(3 * testTimeout)
+		srv.Intercept(nil)
+		srv.Restart()
+		must(t, m.Connect(within(t, testTimeout)))
+		if n := m.Expiries.Load(); n != 0 {
+			t.Errorf("%d sessions were lost", n)
 		}
 	})
 }
