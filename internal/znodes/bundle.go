@@ -121,6 +121,7 @@ func getBundle(ctx context.Context, inc *session.Incarnation, paths []string, tr
 		if err := inc.Pause(ctx, try); err != nil {
 			return nil, err
 		}
+		nodes = nil // of a reply that refuses only one of them
 		for part := range slices.Chunk(paths, size) {
 			some, err := getBundle(ctx, inc, part, try+1, read)
 			if err != nil {

@@ -3,10 +3,12 @@ package znodes
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/session"
@@ -63,6 +65,41 @@ func TestGetAllSurvivesLostRequestsAndRepliesAndSmallPieces(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A throttling connection changes the first NoNode in a reply to a bundle to Throttled.
+type throttling struct {
+	net.Conn
+	done *atomic.Bool
+}
+
+func (c throttling) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	noNode := []byte{0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0x9b, 0xff, 0xff, 0xff, 0x9b}
+	if i := bytes.Index(p[:n], noNode); i >= 0 && c.done.CompareAndSwap(false, true) {
+		p[i+8], p[i+12] = 0x81, 0x81
+	}
+	return n, err
+}
+
+// A bundle of which a server has put off one znode is read again, and no znode comes twice.
+func TestABundleIsReadAgainIfAServerPutsOffOneOfItsZnodes(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		var done atomic.Bool
+		inc := live(t, open(t, srv, func(c *session.Config) {
+			c.Dialer = func(network, addr string, limit time.Duration) (net.Conn, error) {
+				socket, err := srv.Dial(network, addr, limit)
+				return throttling{socket, &done}, err
+			}
+		}))
+		_, err := Create(t.Context(), inc, "/a", []byte("x"))
+		harness.Must(t, err)
+		nodes, err := GetAll(t.Context(), inc, []string{"/a", "/b", "/a"})
+		harness.Must(t, err)
+		if len(nodes) != 3 || string(nodes[2].Data) != "x" || !done.Load() {
+			t.Errorf("%d znodes instead of 3: %v", len(nodes), nodes)
+		}
+	})
 }
 
 // How large znodes are is not known before any was read, but the first few tell.
