@@ -197,8 +197,11 @@ func (inc *Incarnation) watchdog() {
 		}
 		inc.LeaseMu.Unlock()
 		if leave {
-			inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
 			c.Close() // without effect if `serve` has closed it already
+			// The log may be slow, but the holders must be told of a loss in time.
+			inc.Manager.Spawn(func() {
+				inc.Manager.Log.Info("zsync: leaving a server that does not confirm the session", "session", Text(inc.ID.Load()))
+			})
 		}
 		select {
 		case <-time.After(max(min(wait, due), time.Microsecond)):

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -322,4 +323,59 @@ func TestAHoldSurvivesANewServerThatHangsAtTheHandshake(t *testing.T) {
 			t.Errorf("a server hung: %v; the session: %v", hung.Load(), context.Cause(inc.Ctx))
 		}
 	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"), zktest.WithSessionTimeouts(time.Second, time.Hour))
+}
+
+// A hookLog calls a function for each message.
+type hookLog struct {
+	slog.Handler
+	said func()
+}
+
+func (hookLog) Enabled(context.Context, slog.Level) bool { return true }
+func (l hookLog) Handle(context.Context, slog.Record) error {
+	l.said()
+	return nil
+}
+
+// A slow log or Observer delays the next session, but no holder of this one.
+func TestHoldersAreToldInTimeThoughTheLogAndTheObserverAreStuck(t *testing.T) {
+	for name, fault := range map[string]func(srv *zktest.Server){
+		"no server answers": (*zktest.Server).Stop,
+		"no server confirms the session": func(srv *zktest.Server) {
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpPing || r.Op == zktest.OpConnect {
+					return zktest.Pass
+				}
+				return zktest.Fail(zktest.CodeThrottled)
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				gate := make(chan struct{})
+				var stuck atomic.Bool
+				wait := func() {
+					if stuck.Load() {
+						<-gate
+					}
+				}
+				s := open(t, srv, func(c *Config) {
+					c.Log = slog.New(hookLog{said: wait})
+					c.Observe = func(Report) { wait() }
+				})
+				inc := live(t, s)
+				stake, err := inc.Stake(t.Context())
+				must(t, err)
+				defer stake.Drop()
+				stuck.Store(true)
+				fault(srv)
+				start := time.Now()
+				AwaitFor(inc.Ended.Done(), 2*testTimeout)
+				if took := time.Since(start); took > testTimeout/10*9 {
+					t.Errorf("told after %v", took)
+				}
+				close(gate)
+			})
+		})
+	}
 }
