@@ -169,8 +169,11 @@ func pathAndPerhapsCommand(cmd *cobra.Command, args []string) (path string, argv
 // The method `parties` connects, and returns the double barrier at path+below. It fails if the
 // command line does not give the number of parties.
 func (h *holding) parties(cmd *cobra.Command, n int, path, below string, argv []string) (*task, *zsync.WaitGroup, error) {
-	if !cmd.Flags().Changed("parties") {
+	switch {
+	case !cmd.Flags().Changed("parties"):
 		return nil, nil, fail(exitUsage, "how many parties are there? give -n")
+	case n < 1:
+		return nil, nil, fail(exitUsage, "-n %d: must be at least 1", n)
 	}
 	t, err := h.begin(cmd.Context(), argv, path)
 	if err != nil {

@@ -26,8 +26,13 @@ It is a zsync.Semaphore. The command's environment has no ZSYNC_TOKEN.`,
 		Example: `  zsync semaphore -n 3 /jobs/import -- ./import.sh
   zsync semaphore -n 16 --permits 4 /cores -- make -j4`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !cmd.Flags().Changed("limit") {
+			switch {
+			case !cmd.Flags().Changed("limit"):
 				return fail(exitUsage, "how many permits are there? give -n")
+			case limit < 1:
+				return fail(exitUsage, "-n %d: must be at least 1", limit)
+			case permits < 1:
+				return fail(exitUsage, "--permits %d: must be at least 1", permits)
 			}
 			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {
