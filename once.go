@@ -274,25 +274,36 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 	_, o := m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: line.Kind, Name: op, Path: m.path})
 	wait, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
+	marked := false // whether a look during the wait has found that f must not run
 	var behind lock.Ahead
 	place := lock.Place{Line: line, Behind: &behind, Waits: sync.OnceFunc(func() {
 		watching.Add(1)
 		m.s.m.Spawn(func() {
 			defer watching.Done()
+			defer func() {
+				if recover() != nil { // in a Timetable: the caller must get the panic, so its goroutine looks again
+					g = sight{}
+					cancel(errMarked)
+				}
+			}()
 			for err := error(nil); err == nil; {
 				if err = session.AwaitIn(wait, g.inc, g.w.Fired); err == nil || errors.Is(err, session.ErrEnded) {
 					g.leave()
-					if g, err = look(wait, false); err != nil {
+					if g, err = look(ctx, false); err != nil { // also if our turn comes meanwhile, which then needs no other look
 						g = sight{} // without a watch to leave
 					}
 				}
-				if errors.Is(err, errMarked) {
+				if marked = errors.Is(err, errMarked); marked {
 					cancel(errMarked)
 				}
 			}
 		})
 	})}
 	p, err := place.Take(wait)
+	var lapse session.Lapse
+	if err == nil {
+		lapse = p.Incarnation.Lapse()
+	}
 	place.Leave() // if `wait` has ended
 	cancel(nil)
 	watching.Wait()
@@ -319,9 +330,11 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 	// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
 	// other contenders are behind h.
 	inc := h.Claim.Incarnation
-	lapse := inc.Lapse()
 	stands := g.inc == inc && inc.Watches.Stands(g.w)
-	again, err := look(ctx, stands)
+	again, err := sight{}, errMarked
+	if !marked {
+		again, err = look(ctx, stands)
+	}
 	if err == nil {
 		again.leave()
 		err = h.Recheck(ctx, lapse)

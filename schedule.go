@@ -88,7 +88,7 @@ type MissedPolicy int
 
 const (
 	MissedLatest MissedPolicy = iota // run the latest of them, at once
-	MissedSkip                       // run none of them, and no instant that came due during a run
+	MissedSkip                       // run none of them, and none that came due while this process ran an earlier one or waited for its run
 	MissedAll                        // run them all, one after the other, each until it succeeds or its attempts are used up
 )
 

@@ -1084,6 +1084,47 @@ func TestDosThatWaitRunInTheOrderInWhichTheyCame(t *testing.T) {
 	}
 }
 
+type panicking struct {
+	timetable
+	now *atomic.Bool
+}
+
+func (p panicking) Next(t time.Time) time.Time {
+	if p.now.Load() {
+		panic("no more instants")
+	}
+	return p.timetable.Next(t)
+}
+
+// The caller of Run may recover, so the panic must not be in another goroutine, which ends the process.
+func TestTheCallerOfRunGetsAPanicOfItsTimetable(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		at := time.Now().Add(time.Hour)
+		var now atomic.Bool
+		s := open(t, srv)
+		run := async(func() (err error) {
+			defer func() { err = fmt.Errorf("panic: %v", recover()) }()
+			return zsync.NewSchedule(s, "/jobs").Run(t.Context(), panicking{timetable{at}, &now}, func(context.Context, time.Time) error { return nil })
+		})
+		time.Sleep(time.Until(at) - time.Second)
+		_, err := zsync.NewSchedule(open(t, srv), "/jobs").Do(t.Context(), at.Add(-time.Minute), func(context.Context) error {
+			time.Sleep(2 * time.Second)
+			now.Store(true)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if r.Op == zktest.OpDelete {
+					return zktest.Delay(time.Second) // while Run's znode waits in the line, it reads the record
+				}
+				return zktest.Pass
+			})
+			return nil
+		})
+		must(t, err)
+		if err := <-run; err.Error() != "panic: no more instants" {
+			t.Error(err)
+		}
+	})
+}
+
 // A failure keeps what was done before, and a success keeps the failure. Texts of any kind come back.
 func TestAFailureAndASuccessKeepEachOther(t *testing.T) {
 	anywhere(t, func(t *testing.T, connect func(...zsync.Option) *zsync.Session) {
