@@ -470,8 +470,8 @@ func (o *outbox) open(prio int, t tail) {
 
 func (q *producer) forget() { q.known.Clear() }
 
-// The method `slot` returns the path of a bucket of the slot `at`. It creates a bucket if it finds none
-// with room. If the servers refuse a transaction because the bucket was deleted, the function `cure`
+// The method `slot` returns the path of a bucket of the slot `at`. It creates a bucket if the newest
+// that it finds is full. If the servers refuse a transaction because the bucket was deleted, the function `cure`
 // forgets the bucket.
 func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string) (path string, cure func(*session.Incarnation, error) error, err error) {
 	cure = when(session.IsNoNode, func(*session.Incarnation) error { q.slots.Delete(at); return nil })
@@ -488,12 +488,13 @@ func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string
 		if err != nil {
 			return "", nil, err
 		}
-		i := slices.IndexFunc(nodes, func(n session.Node) bool {
-			return n.Stat != nil && !znodes.Concealed(n) && newLot(bucket{}, n).last < bucketSize-1
-		})
-		if i >= 0 {
-			name = all[i]
-		} else {
+		newest := &lot{last: bucketSize} // an older bucket may have room, but comes before the elements in the newest
+		for i, n := range nodes {
+			if n.Stat != nil && !znodes.Concealed(n) && n.Stat.Czxid > newest.czxid {
+				newest = newLot(bucket{name: all[i]}, n)
+			}
+		}
+		if name = newest.name; newest.last >= bucketSize-1 {
 			name = at + randomDigits(12)
 			if _, err := znodes.Create(ctx, inc, znodes.ChildPath(q.dir, name), nil); err != nil {
 				return "", nil, err

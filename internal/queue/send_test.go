@@ -297,3 +297,36 @@ func TestElementsWithAndWithoutADelayAreStoredAlthoughTheirQueueIsDeletedMeanwhi
 		wantTake(t, q, "plain", 0)
 	})
 }
+
+// Two producers create a bucket for the same time at once. The second fills its bucket, which is the newest.
+func TestAProducerKeepsTheOrderForATimeThoughAnOlderBucketHasRoom(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		other, q := queueAt(open(t, srv), "/q"), queueAt(m, "/q")
+		send(t, q, "a") // creates the queue
+		due := time.Now().Add(time.Minute)
+		post := func(q *core, vs ...string) error {
+			b := Batch{Priority: Middle, Due: due}
+			for _, v := range vs {
+				b.Data = append(b.Data, []byte(v))
+			}
+			return q.Send(t.Context(), b)
+		}
+		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {
+			return r.Session == m.SessionID() && r.Op == zktest.OpCreate && strings.HasPrefix(r.Path, "/q/d-")
+		}))
+		first := harness.Arrive(t, func() error { return post(q, slices.Repeat([]string{"b"}, bucketSize)...) })
+		harness.Must(t, post(other, "other"))
+		harness.Must(t, <-first)
+		harness.Must(t, post(q, "c"))
+		var got []string
+		for l, err := range q.List(t.Context(), Delayed) {
+			harness.Must(t, err)
+			got = append(got, string(l.Data))
+		}
+		if n := len(got); n != bucketSize+2 || got[n-1] != "c" {
+			t.Errorf("of %d elements, %q is last, and %q is second", n, got[n-1], got[1])
+		}
+	})
+}
