@@ -183,6 +183,9 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err 
 	var nodes []session.Node
 	var failure error
 	read := make(chan struct{})
+	// The read begins in the turn. So if an item of an earlier claim was removed since the search, the read
+	// does not find its element: see `dropLocked`.
+	c.turn <- struct{}{}
 	c.q.m.Spawn(func() {
 		defer close(read)
 		nodes, failure = znodes.GetVisible(session.Finishing, c.inc, pathsOf(c.q.dir, es, (*element).key))
@@ -216,9 +219,8 @@ var (
 	errDone   = errors.New("zsync: BUG: the pump of a Take is done")
 )
 
-// The method `claim` is `obtain` without the read.
+// The method `claim` is `obtain` without the read. It ends the turn of the caller.
 func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
-	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
 	if c.flush() {
 		return nil, errOutrun // returned elements may come before `es` in the queue

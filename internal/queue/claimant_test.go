@@ -151,3 +151,46 @@ func TestASessionIsNotKeptConfirmedForAClaimThatIsLost(t *testing.T) {
 		}
 	})
 }
+
+// Two consumers of a Queue value have found the same element, and both read it. The first takes it. Then the
+// reply to the claim of the second is lost, and the line of the claimant is the same for both claims.
+func TestALostReplyDoesNotMakeAClaimOfARemovedElementValid(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q := queueAt(m, "/q")
+		send(t, q, "w", "x")
+		it := receive(t, q).(*item)
+		harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+		c := it.c
+		c.turn <- struct{}{}
+		var got []string
+		take := func() error {
+			e, err := q.Take(t.Context())
+			if e != nil {
+				got = append(got, string(e.Data))
+			}
+			return err
+		}
+		first := harness.Arrive(t, take)
+		next := make(chan struct{})
+		go func() { // another write of a board, between the two claims
+			c.turn <- struct{}{}
+			<-next
+			<-c.turn
+		}()
+		synctest.Wait()
+		second := harness.Arrive(t, take)
+		<-c.turn
+		harness.Must(t, <-first)
+		synctest.Wait()
+		srv.Intercept(harness.First(zktest.DropReply, func(r zktest.Request) bool {
+			return slices.ContainsFunc(r.Ops, func(o zktest.Request) bool { return o.Op == zktest.OpSetData && strings.HasPrefix(o.Path, "/q/b-") })
+		}))
+		close(next)
+		harness.Must(t, <-second)
+		if len(got) != 1 {
+			t.Errorf("%q were received", got)
+		}
+	})
+}
