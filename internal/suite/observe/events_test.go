@@ -119,6 +119,25 @@ func TestAPartitionObservesItsMembershipAndItsShards(t *testing.T) {
 	})
 }
 
+// A downgrade ends the write hold, which was held for a minute, and begins a read hold.
+func TestADowngradeReleasesTheWriteHold(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		events := &eventList{kinds: []zsync.EventKind{zsync.EventAcquired, zsync.EventReleased, zsync.EventLost}}
+		rw := zsync.NewRWMutex(suite.Open(t, srv, zsync.WithObserver(events)), "/rw")
+		harness.Must(t, rw.Lock(t.Context()))
+		events.take()
+		time.Sleep(time.Minute)
+		harness.Must(t, rw.Downgrade(t.Context()))
+		l := events.take()
+		i := slices.IndexFunc(l, func(e zsync.Event) bool { return e.Kind == zsync.EventReleased })
+		if i < 0 || l[i].Op != "lock" || l[i].Path != "/rw" || l[i].Wait != time.Minute || l[i].Err != nil {
+			t.Errorf("the events are %v; want the release of a write hold of a minute", l)
+		}
+		harness.Must(t, rw.RUnlock())
+		events.want(t, "released rlock /rw <nil>")
+	})
+}
+
 // A party of a double barrier is a hold, whichever party leaves first.
 func TestADoubleBarrierObservesTheReleaseOfEachParty(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
