@@ -34,6 +34,7 @@ type Skipper struct {
 	begun atomic.Int64 // number of skips that have begun
 }
 
+// The type `skip` says until when consumers skip an element or a bucket.
 type skip struct {
 	until  time.Time
 	misfit bool // the element is skipped because it did not decode
