@@ -577,6 +577,40 @@ func TestASetIsNotRefusedBecauseTheServersRefuseALaterOne(t *testing.T) {
 	}
 }
 
+// The reply to a Set is lost, and then the servers refuse the request. The first attempt was applied, so
+// the Set was not refused, and the next session has its info, too.
+func TestASetThatWasAppliedIsNotSaidToBeRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other := open(t, srv), open(t, srv)
+		m, err := zsync.NewGroup[string](s, "/g").Join(t.Context(), "id", "old")
+		must(t, err)
+		applied := false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session != s.ID() || r.Op != zktest.OpSetData:
+				return zktest.Pass
+			case applied:
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			applied = true
+			return zktest.DropReply
+		})
+		if err := m.Set(t.Context(), "new"); errors.Is(err, zk.ErrNoAuth) {
+			t.Errorf("Set is said to be refused: %v", err)
+		}
+		for range 2 { // also in the next session
+			members, err := zsync.NewGroup[string](other, "/g").Members(t.Context())
+			must(t, err)
+			if got := rollCall(members); got != "id=new" {
+				t.Errorf("the members are %q, want id=new", got)
+			}
+			srv.Intercept(nil)
+			srv.Expire(s.ID())
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
 func TestLeaveReturnsWhenOthersSeeItsEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s, other := open(t, srv), open(t, srv)

@@ -6,6 +6,7 @@ package znodes
 import (
 	"cmp"
 	"context"
+	"fmt"
 
 	"github.com/go-zookeeper/zk"
 
@@ -38,9 +39,12 @@ func AwaitOwnGone(ctx context.Context, inc *session.Incarnation, path string) er
 // SetOwn writes the data of the znode of a shared [Creation]. If that znode is deleted, the error is
 // NoNode, and nothing was written. Only one call for a path may be under way.
 func SetOwn(ctx context.Context, inc *session.Incarnation, path string, data []byte) error {
-	stat, over, err := whileOurs(ctx, inc, path, lookAtOwn, func(version int32) session.Call[*zk.Stat] { return session.SetCall(path, data, version) })
-	if err == nil {
+	stat, over, open, err := whileOurs(ctx, inc, path, lookAtOwn, func(version int32) session.Call[*zk.Stat] { return session.SetCall(path, data, version) })
+	switch {
+	case err == nil:
 		of(inc).own.Store(path, sighting{over, stat.Version})
+	case open && session.OutcomeOf(err) == session.Answered && !session.IsNoNode(err):
+		return fmt.Errorf("it may have been applied: %v", err) // %v: only the last attempt was refused
 	}
 	return err
 }
@@ -60,7 +64,7 @@ func RemoveOwn(inc *session.Incarnation, path, data string) error {
 			return stat, err
 		}
 	}
-	_, _, err := whileOurs(inc.Ctx, inc, path, look, func(version int32) session.Call[struct{}] { return session.DeleteCall(path, version) })
+	_, _, _, err := whileOurs(inc.Ctx, inc, path, look, func(version int32) session.Call[struct{}] { return session.DeleteCall(path, version) })
 	if err == nil || session.IsNoNode(err) {
 		of(inc).gone(path)
 	}
@@ -85,8 +89,9 @@ func lookAtOwn(ctx context.Context, inc *session.Incarnation, path string) (*zk.
 
 // whileOurs makes attempts at c until one is answered. c is an operation on our znode at path, and
 // expects the given version of that znode. If `look` finds that the znode is not ours, the error is
-// NoNode. The result `over` is the connection over which c was answered. whileOurs uses the last
-// sighting, and removes it: no watch may guard the znode from then on.
+// NoNode. The result `over` is the connection over which c was answered; `open` is true if an attempt
+// has no reply. whileOurs uses the last sighting, and removes it: no watch may guard the znode from
+// then on.
 //
 // While the connection of the last sighting lasts, a watch reports the deletion of the znode. After
 // an outage, or after an attempt without a reply, whileOurs calls `look` before it sends c. `look` is
@@ -95,7 +100,7 @@ func lookAtOwn(ctx context.Context, inc *session.Incarnation, path string) (*zk.
 //
 // If our znode is deleted, and the event has not arrived yet, only the version distinguishes it from
 // another client's znode.
-func whileOurs[T any](ctx context.Context, inc *session.Incarnation, path string, look func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error), c func(version int32) session.Call[T]) (v T, over *conn.Conn, err error) {
+func whileOurs[T any](ctx context.Context, inc *session.Incarnation, path string, look func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error), c func(version int32) session.Call[T]) (v T, over *conn.Conn, open bool, err error) {
 	var seen sighting
 	if last, ok := of(inc).own.LoadAndDelete(path); ok {
 		seen = last.(sighting)
@@ -117,7 +122,8 @@ func whileOurs[T any](ctx context.Context, inc *session.Incarnation, path string
 		if v, err = p.Wait(ctx, inc); session.IsBadVersion(err) {
 			return session.ErrAgain
 		}
+		open = open || session.OutcomeOf(err) == session.Unknown
 		return err
 	})
-	return v, over, err
+	return v, over, open, err
 }

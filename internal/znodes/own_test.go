@@ -33,7 +33,7 @@ func TestNothingIsSentToOnesOwnBehindALookOverAnotherConnection(t *testing.T) {
 				harness.Must(t, err)
 				of(inc).own.Delete("/a") // so that the first attempt looks
 				looks := 0
-				_, _, err = whileOurs(t.Context(), inc, "/a", func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error) {
+				_, _, _, err = whileOurs(t.Context(), inc, "/a", func(ctx context.Context, inc *session.Incarnation, path string) (*zk.Stat, error) {
 					stat, err := lookAtOwn(ctx, inc, path)
 					if looks++; looks == 1 {
 						srv.Disconnect(s.SessionID())
