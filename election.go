@@ -86,7 +86,7 @@ func NewElection(s *Session, path string, opts ...ElectionOption) *Election {
 	}
 	ln.Defers = func(me *lock.Claim, names []string) bool {
 		defers, wishes := lock.Defers(me.Child, names, ln.Bases, c.prior)
-		for _, name := range wishes { // e leads now; if it leaves instead, they have no effect
+		for _, name := range wishes { // me, which leads now, defers no more; if it leaves instead, they have no effect
 			dropWish(me.Incarnation, znodes.ChildPath(ln.Dir, name), "")
 		}
 		return defers

@@ -26,8 +26,9 @@ type Place struct {
 	Waits  func() // called each time that p begins to wait for a contender, if not nil
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
-	claim *Claim       // nil while no znode of p is in the line
-	roll  *znodes.Roll // a listing of the line, if `acquire` has not used it yet
+	claim  *Claim       // nil while no znode of p is in the line
+	roll   *znodes.Roll // a listing of the line, if `acquire` has not used it yet
+	turned *Claim       // the claim, if its turn has come before: then it defers to no other
 	// While p waits for the deletion of a contender ahead, the blocker:
 	blocker string           // path of the blocker's znode; "" if p has no blocker
 	gone    *conn.Watch      // the watch on the blocker, if p has joined this watch and it is set; otherwise nil
@@ -123,11 +124,12 @@ func (p *Place) isTurn(ctx context.Context) (bool, error) {
 	switch {
 	case blocker == nil:
 		p.passed()
-		if l.Defers != nil && l.Defers(p.claim, p.roll.Names()) {
+		if l.Defers != nil && p.turned != p.claim && l.Defers(p.claim, p.roll.Names()) {
 			return false, errDeferred
 		}
+		p.turned = p.claim
 		return true, nil
-	case p.try && (p.limit != nil || !onlyKept(ahead)):
+	case p.try && (p.limit != nil || !l.onlyKept(p.Mode, ahead)):
 		return false, errBlocked
 	}
 	p.roll = nil // frees the memory of the listing during the wait
@@ -440,7 +442,7 @@ func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 			err = unmixed(l.Bases, names, nil)
 		}
 		ahead := ParseChildren(names, l.Bases...)
-		if blocker, _ := l.Blocker(mode, ahead); err != nil || blocker != nil && !onlyKept(ahead) {
+		if blocker, _ := l.Blocker(mode, ahead); err != nil || blocker != nil && !l.onlyKept(mode, ahead) {
 			return err
 		}
 		p := Place{Line: l, Mode: mode, try: true}
@@ -454,8 +456,12 @@ func (l *Line) Try(ctx context.Context, mode HoldMode) (won *Claim, err error) {
 	return won, err
 }
 
-// onlyKept reports whether only one contender is ahead, which perhaps only keeps its place.
-func onlyKept(ahead []Child) bool { return len(ahead) == 1 && MayBeKept(ahead[0].Name) }
+// onlyKept reports whether the first contender ahead perhaps only keeps its place, and no other blocks a
+// contender in `mode`.
+func (l *Line) onlyKept(mode HoldMode, ahead []Child) bool {
+	other, _ := l.Blocker(mode, ahead[1:])
+	return other == nil && MayBeKept(ahead[0].Name)
+}
 
 // Recall is called with the name of the first contender. If this contender only keeps its place,
 // Recall makes its process delete the znode, and returns true. If a goroutine holds the lock,

@@ -414,6 +414,35 @@ func TestTryLockTakesAPlaceThatIsOnlyKeptAndNotOneInUse(t *testing.T) {
 	}
 }
 
+// A reader ahead blocks no other reader, so both TryRLocks get the lock whose place is only kept.
+func TestTwoTryRLocksTakeAPlaceThatIsOnlyKept(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		keeper := zsync.NewRWMutex(suite.Open(t, srv), "/rw", zsync.WithRetention(time.Hour))
+		readers := []*zsync.RWMutex{zsync.NewRWMutex(suite.Open(t, srv), "/rw"), zsync.NewRWMutex(suite.Open(t, srv), "/rw")}
+		harness.Must(t, keeper.Lock(t.Context()))
+		harness.Must(t, keeper.Unlock())
+		srv.SetLatency(way)
+		var got []<-chan bool
+		for i, rw := range readers {
+			one := make(chan bool, 1)
+			got = append(got, one)
+			go func() {
+				time.Sleep(time.Duration(i) * 3 * way / 2) // the second lists the line when the first has entered it
+				ok, err := rw.TryRLock(t.Context())
+				if err != nil {
+					t.Error(err)
+				}
+				one <- ok
+			}()
+		}
+		for i, one := range got {
+			if !<-one {
+				t.Errorf("reader %d did not get the free lock", i)
+			}
+		}
+	})
+}
+
 func TestAWriteLockIsKeptAndAReadLockIsNot(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
 		a, b := suite.Open(t, srv), suite.Open(t, srv)

@@ -292,6 +292,38 @@ func TestAWishIsDeletedWhenTheHeirHasGoneThoughTheServerRefusesToTell(t *testing
 	})
 }
 
+// The heir's turn has come, and it waits for the confirmation of its session. Then the context of its
+// Campaign ends, and another Campaign of the same Election takes over its place: it is the heir, too.
+func TestTransferHoldsForWhoTakesOverThePlaceOfTheHeir(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		c := withPriorities(t, srv, 0)
+		s := suite.Open(t, srv, zsync.WithOwner("1"))
+		e, higher := zsync.NewElection(s, "/e", zsync.WithPriority(1)), zsync.NewElection(suite.Open(t, srv), "/e", zsync.WithPriority(5))
+		ctx, cancel := context.WithCancel(t.Context())
+		first := harness.Async(func() error { return e.Campaign(ctx) })
+		synctest.Wait()
+		second := harness.Async(func() error { return e.Campaign(harness.Within(t, time.Hour)) })
+		synctest.Wait()
+		third := harness.Async(func() error { return higher.Campaign(t.Context()) })
+		time.Sleep(3 * harness.Timeout)
+		heir := c.contender(t, 1)
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == s.ID() && (r.Op == zktest.OpSync || r.Op == zktest.OpDelete && !strings.HasPrefix(r.Path, "/e/")) {
+				return zktest.Delay(time.Second)
+			}
+			return zktest.Pass
+		})
+		harness.Must(t, c.es[0].Transfer(harness.Within(t, time.Minute), heir))
+		time.Sleep(100 * time.Millisecond)
+		harness.PendingStill(t, first)
+		cancel()
+		harness.WantErr(t, <-first, context.Canceled)
+		srv.Intercept(nil)
+		harness.Must(t, <-second)
+		harness.PendingStill(t, third)
+	})
+}
+
 func TestTransferHoldsHoweverLongTheFunctionOfRunGoesOn(t *testing.T) {
 	t.Parallel()
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
