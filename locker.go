@@ -120,9 +120,14 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	all := false
 	defer func() {
 		if !all { // a Lock has failed or panicked; after the end of ctx, unlock in the background if need be
-			done := make(chan error, 1)
-			go func() { done <- unlock() }()
-			session.AwaitGrace(done, ctx.Done())
+			done := make(chan any, 1)
+			go func() {
+				defer func() { done <- recover() }()
+				unlock()
+			}()
+			if v, _ := session.AwaitGrace(done, ctx.Done()); v != nil {
+				panic(v) // of an Unlock
+			}
 		}
 	}()
 	for _, l := range ls {

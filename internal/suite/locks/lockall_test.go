@@ -456,6 +456,24 @@ func TestALockerThatPanicsLeavesNoneOfTheOthersLocked(t *testing.T) {
 	}
 }
 
+// A locker panics when LockAll unlocks it, because a later one cannot be locked. The caller gets the panic.
+func TestALockerThatPanicsWhenLockAllFailsLeavesNoneOfTheOthersLocked(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		closed := suite.Open(t, srv)
+		harness.Must(t, closed.Close())
+		ls := append(mutexes(t, suite.Open(t, srv), "/a"), rudeLocker{true}, zsync.NewMutex(closed, "/c"))
+		func() {
+			defer func() {
+				if v := recover(); v != "rude" {
+					t.Errorf("recovered %v, want the panic of Unlock", v)
+				}
+			}()
+			zsync.LockAll(t.Context(), ls...)
+		}()
+		wantLines(t, suite.Open(t, srv), "afterwards", map[string]int{"/a": 0})
+	})
+}
+
 // Each lock is held through its own session.
 func TestLockAllThroughTwoSessionsLosesWithEachWhatIsItsOwn(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
