@@ -124,10 +124,9 @@ func (g *Group[T]) Join(ctx context.Context, id string, info T) (_ *Membership[T
 }
 
 // The method `encode` returns the stored form of info, which fits into a request.
-func (m *Membership[T]) encode(info T) ([]byte, error) {
+func (m *Membership[T]) encode(info T) (data []byte, err error) {
 	data, what := []byte(m.id), "id"
 	if !m.g.kazoo {
-		var err error
 		if data, err = codec.Encode(m.g.codec, info); err != nil {
 			return nil, fmt.Errorf("cannot encode a %T: %w", info, err)
 		}

@@ -160,13 +160,12 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 // partsOf returns the lock and the modes of a Locker of this package, see localLock.parts. For another
 // Locker, q is nil.
 func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
-	ours, ok := l.(interface {
+	if ours, ok := l.(interface {
 		parts() (*localLock, []lock.HoldMode)
-	})
-	if !ok {
-		return nil, nil
+	}); ok {
+		return ours.parts()
 	}
-	return ours.parts()
+	return nil, nil
 }
 
 // inOrder sorts lockers by their full paths, so that different chroots have the same order.
