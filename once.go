@@ -128,7 +128,7 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 		_, err := o.inTurn(ctx, &o.line, "do", func(ctx context.Context, stands bool) (g sight, err error) {
 			if !stands { // Steps 1 and 3.
 				if g, err = o.look(ctx); g.there {
-					err = errMarked
+					return sight{}, errMarked // the Once stays joined to the watch
 				}
 			}
 			return g, err
@@ -257,11 +257,10 @@ var errMarked = errors.New("the mark has been made")
 // The method `inTurn` waits in the line and runs f, which must succeed once. A contender that
 // succeeds writes a record: the mark of a Once, or path/last of a Schedule.
 //
-//   - The function `look` reads the record, and returns an error if f must not run: errMarked, or
-//     another error. If `stands` is true, the record has not changed since the previous call, so
-//     `look` reads nothing. It is called before the wait and in our turn.
-//   - If the record changes while a contender is ahead, `look` is called again. After errMarked, the
-//     wait ends. Otherwise the contender keeps its place.
+//   - The function `look` reads the record, and returns an error and no sight if f must not run:
+//     errMarked, or another error. If `stands` is true, the record has not changed since the previous
+//     call, so `look` reads nothing. It is called before the wait, after each change of the record
+//     while a contender is ahead, and in our turn.
 //   - If f succeeds, `write` writes the record and leaves the line, even if ctx has ended.
 //
 // The result `ran` reports whether f was called.
@@ -271,72 +270,26 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 		return false, opError("do", m.path, err)
 	}
 	defer func() { g.leave() }()
-	_, o := m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: line.Kind, Name: op, Path: m.path})
-	wait, cancel := context.WithCancelCause(ctx)
-	var watching sync.WaitGroup
-	marked := false // whether a look during the wait has found that f must not run
-	var behind lock.Ahead
-	place := lock.Place{Line: line, Behind: &behind, Waits: sync.OnceFunc(func() {
-		watching.Add(1)
-		m.s.m.Spawn(func() {
-			defer watching.Done()
-			defer func() {
-				if recover() != nil { // in a Timetable: the caller must get the panic, so its goroutine looks again
-					g = sight{}
-					cancel(errMarked)
-				}
-			}()
-			for err := error(nil); err == nil; {
-				if err = session.AwaitIn(wait, g.inc, g.w.Fired); err == nil || errors.Is(err, session.ErrEnded) {
-					g.leave()
-					if g, err = look(ctx, false); err != nil { // also if our turn comes meanwhile, which then needs no other look
-						g = sight{} // without a watch to leave
-					}
-				}
-				if marked = errors.Is(err, errMarked); marked {
-					cancel(errMarked)
-				}
-			}
-		})
-	})}
-	p, err := place.Take(wait)
-	var lapse session.Lapse
-	if err == nil {
-		lapse = p.Incarnation.Lapse()
-	}
-	place.Leave() // if `wait` has ended
-	cancel(nil)
-	watching.Wait()
-	switch {
-	case err == nil: // the record may have been written at the same instant: `look` finds it
-	case ctx.Err() == nil && errors.Is(err, errMarked):
-		o.endSpan(nil) // the record exists, so the wait has no error
-		return false, errMarked
-	default:
-		if ctx.Err() != nil {
-			err = session.CtxErr(ctx)
-		}
-		b := behind.Now()
-		err = waitEnded(ctx, m.s.m, err, o.began, firstAhead(b, ModeExclusive), b.Place)
-		o.end(err)
+	c, wait, err := m.awaitTurn(ctx, line, op, &g, look)
+	if err != nil {
 		return false, opError("do", m.path, err)
 	}
-	h := p.Grant(op)
-	ctx = o.got(ctx, h)
+	lapse, h := c.Incarnation.Lapse(), c.Grant(op)
+	ctx = wait.got(ctx, h)
+	begun := false
+	defer func() {
+		if !begun { // also if `look` has panicked
+			m.s.m.GiveUp(ctx, h.Release)
+		}
+	}()
 	// If the watch stands, the record is the same while h holds. Argument: a contender writes the record
 	// before it deletes its znode, or in the same transaction. So on one connection, the event of the
 	// record arrives before any event or listing that shows h to be the first contender. On a new
 	// connection, the client sets the watch again before all requests. A turn then needs the reply to
 	// a request (Claim.standsAfter), which arrives after the missed events. While h's znode exists, all
 	// other contenders are behind h.
-	inc := h.Claim.Incarnation
-	stands := g.inc == inc && inc.Watches.Stands(g.w)
-	again, err := sight{}, errMarked
-	if !marked {
-		again, err = look(ctx, stands)
-	}
-	if err == nil {
-		again.leave()
+	again, err := look(ctx, g.inc == c.Incarnation && c.Incarnation.Watches.Stands(g.w))
+	if again.leave(); err == nil {
 		err = h.Recheck(ctx, lapse)
 	}
 	if h.Err() != nil && (err == nil || errors.Is(err, ErrLost)) {
@@ -347,9 +300,9 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 		err = d.function.Begin()
 	}
 	if err != nil {
-		m.s.m.GiveUp(ctx, h.Release)
 		return false, opError("do", m.path, err)
 	}
+	begun = true
 	succeeded := false
 	return true, doHolding(ctx, m.s, d, func(ctx context.Context) error {
 		err := f(ctx, h)
@@ -368,6 +321,40 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 		}
 		return opError("do", m.path, session.CtxErr(ctx))
 	})
+}
+
+// The method `awaitTurn` is the wait of inTurn. After each change of the record that the sight g shows, and
+// after the end of its session, it replaces g by a new look.
+func (m *made) awaitTurn(ctx context.Context, line *lock.Line, op string, g *sight, look func(ctx context.Context, stands bool) (sight, error)) (c *lock.Claim, wait operation, err error) {
+	_, wait = m.s.begin(ctx, Op{Kind: OpAcquire, Primitive: line.Kind, Name: op, Path: m.path})
+	var behind lock.Ahead
+	place := lock.Place{Line: line, Behind: &behind}
+	defer func() {
+		place.Leave() // if our turn has not come
+		switch {
+		case c != nil:
+		case errors.Is(err, errMarked), errors.Is(err, lock.ErrInterrupted): // the record exists, or `look` has panicked
+			wait.endSpan(nil)
+		default:
+			if ctx.Err() != nil {
+				err = session.CtxErr(ctx)
+			}
+			b := behind.Now()
+			err = waitEnded(ctx, m.s.m, err, wait.began, firstAhead(b, ModeExclusive), b.Place)
+			wait.end(err)
+		}
+	}()
+	for {
+		place.Interrupts = [2]<-chan struct{}{g.w.Fired, g.inc.Ctx.Done()}
+		if c, err = place.Take(ctx); !errors.Is(err, lock.ErrInterrupted) {
+			return c, wait, err
+		}
+		now, err := look(ctx, false)
+		g.leave()
+		if *g = now; err != nil {
+			return nil, wait, err
+		}
+	}
 }
 
 // The method `write` creates the mark and leaves the line (step 4).

@@ -227,6 +227,13 @@ func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (t
 		c.s.m.Observe(session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: err})
 	}
 	return c.inTurn(ctx, &c.line, "lock", func(ctx context.Context, stands bool) (g sight, err error) {
+		chosen := false
+		defer func() {
+			if !chosen { // also if a Timetable has panicked
+				g.leave()
+				g = sight{}
+			}
+		}()
 		if !stands {
 			g, r, err = c.load(ctx, false)
 		}
@@ -236,9 +243,7 @@ func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (t
 		if err == nil {
 			err = c.entering(ctx, c.line.Bases)
 		}
-		if err != nil {
-			g.leave()
-		}
+		chosen = err == nil
 		return g, err
 	}, func(ctx context.Context, h *lock.Grant) error {
 		began = time.Now()

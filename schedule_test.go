@@ -1096,33 +1096,39 @@ func (p panicking) Next(t time.Time) time.Time {
 	return p.timetable.Next(t)
 }
 
-// The caller of Run may recover, so the panic must not be in another goroutine, which ends the process.
+// The caller of Run may recover, so the panic must not be in another goroutine, which ends the process. And
+// it must not leave the lock held, or a znode in the line.
 func TestTheCallerOfRunGetsAPanicOfItsTimetable(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		at := time.Now().Add(time.Hour)
-		var now atomic.Bool
-		s := open(t, srv)
-		run := async(func() (err error) {
-			defer func() { err = fmt.Errorf("panic: %v", recover()) }()
-			return zsync.NewSchedule(s, "/jobs").Run(t.Context(), panicking{timetable{at}, &now}, func(context.Context, time.Time) error { return nil })
-		})
-		time.Sleep(time.Until(at) - time.Second)
-		_, err := zsync.NewSchedule(open(t, srv), "/jobs").Do(t.Context(), at.Add(-time.Minute), func(context.Context) error {
+	for _, where := range []string{"while it waits", "in its turn"} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			at := time.Now().Add(time.Hour)
+			var now atomic.Bool
+			s, other := open(t, srv), open(t, srv)
+			run := async(func() (err error) {
+				defer func() { err = fmt.Errorf("panic: %v", recover()) }()
+				return zsync.NewSchedule(s, "/jobs").Run(t.Context(), panicking{timetable{at}, &now}, func(context.Context, time.Time) error { return nil })
+			})
+			time.Sleep(time.Until(at) - time.Second)
+			m := zsync.NewMutex(other, "/jobs") // a Schedule's line
+			must(t, m.Lock(t.Context()))
 			time.Sleep(2 * time.Second)
 			now.Store(true)
-			srv.Intercept(func(r zktest.Request) zktest.Action {
-				if r.Op == zktest.OpDelete {
-					return zktest.Delay(time.Second) // while Run's znode waits in the line, it reads the record
-				}
-				return zktest.Pass
-			})
-			return nil
+			if where == "while it waits" {
+				_, err := m.Txn(t.Context(), &zk.CreateRequest{Path: "/jobs/last", Data: []byte("2000-01-01T00:00:00Z")})
+				must(t, err)
+				synctest.Wait()
+			}
+			must(t, m.Unlock())
+			if err := <-run; err.Error() != "panic: no more instants" {
+				t.Errorf("%s: %v", where, err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := m.Lock(ctx); err != nil {
+				t.Errorf("after a panic %s: %v", where, err)
+			}
 		})
-		must(t, err)
-		if err := <-run; err.Error() != "panic: no more instants" {
-			t.Error(err)
-		}
-	})
+	}
 }
 
 // A failure keeps what was done before, and a success keeps the failure. Texts of any kind come back.

@@ -23,8 +23,12 @@ type Place struct {
 	Line   *Line
 	Mode   HoldMode
 	Behind *Ahead // where Take records the contenders ahead; nil if Take makes no record
-	Waits  func() // called each time that p begins to wait for a contender, if not nil
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
+
+
+	// If one of these is closed while p waits for a contender, Take returns ErrInterrupted, and p keeps its
+	// place: another Take continues the wait.
+	Interrupts [2]<-chan struct{}
 
 	claim  *Claim       // nil while no znode of p is in the line
 	roll   *znodes.Roll // a listing of the line, if `acquire` has not used it yet
@@ -47,6 +51,9 @@ type Place struct {
 	first  int              // number of contenders ahead at the start; 0 if no listing was planned
 	ahead  int              // number of contenders ahead at the last listing
 }
+
+// ErrInterrupted is the error of a Take that one of Place.Interrupts has ended.
+var ErrInterrupted = errors.New("zsync: the wait is interrupted")
 
 var (
 	errDeferred = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
@@ -140,9 +147,6 @@ func (p *Place) isTurn(ctx context.Context) (bool, error) {
 	p.alone = alone
 	if !waits {
 		p.start = time.Now()
-		if p.Waits != nil {
-			p.Waits()
-		}
 		if p.try {
 			p.limit = time.After(RecallTime)
 		}
@@ -215,8 +219,14 @@ func (p *Place) awaitGone(ctx context.Context) (relist bool, err error) {
 				return false, err
 			}
 		}
+		if session.IsClosed(p.Interrupts[0]) { // before all others, because a caller who then leaves needs no other request
+			return false, ErrInterrupted
+		}
 		select {
 		case <-p.gone.Fired:
+			if session.IsClosed(p.Interrupts[0]) {
+				continue
+			}
 			deleted := p.gone.Event == zk.EventNodeDeleted
 			p.unwatch()
 			if deleted {
@@ -226,12 +236,16 @@ func (p *Place) awaitGone(ctx context.Context) (relist bool, err error) {
 			p.unwatch() // now `watch` reads both znodes
 		case <-ctx.Done():
 			return false, session.CtxErr(ctx)
+		case <-p.Interrupts[0]:
+			return false, ErrInterrupted
+		case <-p.Interrupts[1]:
+			return false, ErrInterrupted
 		case <-inc.Ctx.Done():
 			return false, session.ErrEnded
 		case <-inc.Manager.Closing: // Close has begun, but the session may live until the program's functions have returned
 			return false, inc.Manager.Failure()
 		case <-p.look:
-			if p.readFirst(ctx) {
+			if p.readFirst(ctx) && !session.IsClosed(p.Interrupts[0]) {
 				return true, nil
 			}
 		case <-p.relist:
@@ -346,7 +360,8 @@ func (p *Place) handoff() time.Duration {
 }
 
 // The method `contend` calls `acquire`, and then checks that the session is alive. If `holds` is true,
-// it also takes a stake. If ctx ends, p may keep its place. After any other error, it has none.
+// it also takes a stake. If ctx ends, or after ErrInterrupted, p may keep its place. After any other
+// error, it has none.
 func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds bool) (*Claim, error) {
 	c, err := p.acquire(ctx, inc)
 	if err == nil && !inc.Alive() {
@@ -359,7 +374,7 @@ func (p *Place) contend(ctx context.Context, inc *session.Incarnation, holds boo
 	case err == nil:
 		p.claim, p.roll = nil, nil
 		return c, nil
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case errors.Is(err, ErrInterrupted), ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		p.roll = nil // at the next call, the listing may be too old
 	default:
 		p.withdraw(err)
@@ -383,7 +398,7 @@ func (p *Place) withdraw(err error) {
 }
 
 // Take waits until it is the turn of p. If the session ends or p's znode is deleted, p enters the
-// line again. If ctx ends first, p may still be in the line: another Take, with another ctx,
+// line again. If ctx ends first, or after ErrInterrupted, p may still be in the line: another Take
 // continues the wait, and Leave removes p. After any other error, no znode of p is in the line.
 func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	m := p.Line.Manager
@@ -412,7 +427,7 @@ func (p *Place) Take(ctx context.Context) (c *Claim, err error) {
 	return c, err
 }
 
-// Leave removes p from the line. It is called after an error of Take.
+// Leave removes p from the line, if it is still there: after an error of Take.
 func (p *Place) Leave() { p.withdraw(nil) }
 
 // Contend waits for a turn within one session, for a caller that will hold nothing. If ctx ends,
