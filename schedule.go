@@ -164,17 +164,21 @@ func (c *Schedule) last() string { return znodes.ChildPath(c.path, "last") }
 
 // A scheduleRecord is the content of path/last. Its exported fields are the fourth line.
 type scheduleRecord struct {
-	done            time.Time // the last instant that was done, or the zero time
-	ScheduleFailure           // the last failed run; Attempts is 0 if there was none
-	GivenUp         time.Time // the last instant that was given up, or the zero time
+	done            time.Time       // the last instant that was done, or the zero time
+	ScheduleFailure                 // the last failed run; Attempts is 0 if there was none
+	GivenUp         time.Time       // the last instant that was given up, or the zero time
+	Retried         ScheduleFailure // the last failed attempt of a Run, without Owner and Err: a Do of another instant may have failed since
 }
 
-// The method `attempts` returns the number of failed attempts of the instant `at`.
-func (r scheduleRecord) attempts(at time.Time) int {
-	if r.At.Equal(at) {
-		return r.Attempts
+// The method `failureOf` returns the last failure of the instant `at`, or the zero value.
+func (r scheduleRecord) failureOf(at time.Time) ScheduleFailure {
+	switch {
+	case r.At.Equal(at):
+		return r.ScheduleFailure
+	case r.Retried.At.Equal(at):
+		return r.Retried
 	}
-	return 0
+	return ScheduleFailure{}
 }
 
 // Do runs f, unless a process has done the instant `at` or a later one, and reports whether it ran
@@ -272,7 +276,10 @@ func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (t
 func (c *Schedule) recordFailure(ctx context.Context, h *lock.Grant, r scheduleRecord, at time.Time, retries int, cause error) error {
 	text := cause.Error()
 	r.ScheduleFailure = ScheduleFailure{
-		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), 4<<10)], "\uFFFD"), Attempts: r.attempts(at) + 1,
+		At: at.UTC(), Failed: c.now().UTC(), Owner: c.s.m.Config.Owner, Err: strings.ToValidUTF8(text[:min(len(text), 4<<10)], "\uFFFD"), Attempts: r.failureOf(at).Attempts + 1,
+	}
+	if retries < math.MaxInt || r.Retried.At.Equal(at) {
+		r.Retried = ScheduleFailure{At: r.At, Failed: r.Failed, Attempts: r.Attempts}
 	}
 	if r.Attempts >= retries {
 		r.GivenUp = at
@@ -476,7 +483,7 @@ func (c *Schedule) pick(next Timetable, r scheduleRecord, since, begun time.Time
 	}
 	// Attempts of an instant continue until the next instant. With MissedAll, they continue after that,
 	// but an earlier instant comes first. If the clock of another process is ahead, we wait for ours.
-	for _, t := range []time.Time{begun, r.At} {
+	for _, t := range []time.Time{begun, r.At, r.Retried.At} {
 		if !t.After(reached) || !t.Equal(begun) && t.After(now) || c.missed == MissedAll && !at.IsZero() && !t.Before(at) {
 			continue
 		}
@@ -502,16 +509,16 @@ func (c *Schedule) pick(next Timetable, r scheduleRecord, since, begun time.Time
 // failure, by the clock of the process that failed, or with the first read of the failure by this
 // process, whichever ends it sooner: clocks differ.
 func (c *Schedule) pauseLeft(r scheduleRecord, at time.Time) time.Duration {
-	attempts := r.attempts(at)
-	if attempts == 0 {
+	last := r.failureOf(at)
+	if last.Attempts == 0 {
 		return 0
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.failure.At.Equal(at) || c.failure.Attempts != attempts {
-		c.failure, c.pause, c.seen = r.ScheduleFailure, c.backoff.Delay(attempts), time.Now()
+	if !c.failure.At.Equal(at) || c.failure.Attempts != last.Attempts {
+		c.failure, c.pause, c.seen = last, c.backoff.Delay(last.Attempts), time.Now()
 	}
-	return min(c.pause-time.Since(c.seen), r.Failed.Add(c.pause).Sub(c.now()))
+	return min(c.pause-time.Since(c.seen), last.Failed.Add(c.pause).Sub(c.now()))
 }
 
 // The method `now` returns the time of the wall clock.

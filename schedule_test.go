@@ -911,6 +911,38 @@ func TestRunDoesNotRepeatAFailureOfAnInstantThatIsNotInItsTimetable(t *testing.T
 	}
 }
 
+// Between two attempts of Run, a Do of another instant fails. The attempts and the pauses of Run go on.
+func TestAFailedDoDoesNotReopenTheAttemptsOfRun(t *testing.T) {
+	for _, policy := range []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			began := time.Now()
+			fails := func(context.Context) error { return errors.New("no") }
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
+			defer cancel()
+			calls := async(func() error {
+				var got []time.Duration
+				for _, a := range fleet(t, ctx, srv, 2, timetable{began.Add(time.Hour), began.Add(24 * time.Hour)}, func(time.Duration) error { return fails(nil) }, zsync.WithMissed(policy)) {
+					got = append(got, a.after-time.Hour)
+				}
+				return errors.New(fmt.Sprint(got))
+			})
+			c := zsync.NewSchedule(open(t, srv, longSession), "/jobs")
+			for _, other := range []time.Duration{time.Minute, 2 * time.Minute} { // they are in no timetable
+				time.Sleep(time.Until(began.Add(time.Hour + other + time.Second)))
+				if ran, err := c.Do(t.Context(), began.Add(other), fails); !ran || err == nil {
+					t.Fatal(ran, err)
+				}
+			}
+			if got := (<-calls).Error(); got != "[0s 1m0s 3m0s 7m0s 15m0s]" {
+				t.Errorf("%v: attempts after %s", policy, got)
+			}
+			if f, err := c.LastFailure(t.Context()); err != nil || f.Attempts != 5 || !f.At.Equal(began.Add(time.Hour)) {
+				t.Errorf("%v: LastFailure = %+v, %v", policy, f, err)
+			}
+		}, longSessions)
+	}
+}
+
 // With one attempt no failure is repeated.
 func TestOneAttemptIsNotRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
