@@ -170,6 +170,14 @@ type scheduleRecord struct {
 	Retried         ScheduleFailure // the last failed attempt of a Run, without Owner and Err: a Do of another instant may have failed since
 }
 
+// The method `reached` returns the last instant that was done or given up.
+func (r scheduleRecord) reached() time.Time {
+	if r.GivenUp.After(r.done) {
+		return r.GivenUp
+	}
+	return r.done
+}
+
 // The method `failureOf` returns the last failure of the instant `at`, or the zero value.
 func (r scheduleRecord) failureOf(at time.Time) ScheduleFailure {
 	switch {
@@ -415,6 +423,15 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		waits := false // in the line, for `begun`
 		lost := false  // whether a loss of the session has ended the attempt, if ctx has not
 		ran, err := c.attempt(ctx, func(r scheduleRecord) (_ time.Time, err error) {
+			if !begun.IsZero() && !begun.After(r.reached()) { // it must not run again, even if path/last is deleted
+				if since.Before(begun) {
+					since = begun
+				}
+				begun = time.Time{}
+			}
+			if now := c.now(); since.After(now) {
+				since = now // the clock has been set back
+			}
 			at, wait, err = c.pick(next, r, since, begun)
 			switch {
 			case err != nil:
@@ -435,9 +452,6 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		}
 		switch {
 		case err == nil:
-			if since.Before(begun) {
-				since = begun
-			}
 		case ctx.Err() != nil:
 			return session.CtxErr(ctx)
 		case errors.Is(err, errMarked) && at.IsZero():
@@ -445,8 +459,10 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 		case errors.Is(err, errMarked):
 			err = c.s.m.Sleep(ctx, min(max(wait, 0), time.Minute))
 			// Read the clock once a minute: the clock may be set, and a timer stops while the machine sleeps.
-			for err == nil && wait <= 0 && at.After(c.now()) && !at.Equal(begun) {
-				err = c.s.m.Sleep(ctx, min(at.Sub(c.now()), time.Minute))
+			for back := false; err == nil && wait <= 0 && at.After(c.now()) && !at.Equal(begun) && !back; {
+				now := c.now()
+				err = c.s.m.Sleep(ctx, min(at.Sub(now), time.Minute))
+				back = c.now().Before(now) // then another instant may be the next
 			}
 			if err != nil {
 				return err
@@ -464,10 +480,7 @@ func (c *Schedule) Run(ctx context.Context, next Timetable, f func(ctx context.C
 // instant is recorded, the instants up to `since` do not run; with MissedSkip, they never do. This process
 // has begun an attempt of the instant `begun`.
 func (c *Schedule) pick(next Timetable, r scheduleRecord, since, begun time.Time) (at time.Time, wait time.Duration, err error) {
-	now, reached := c.now(), r.done // reached: the last instant that was done or given up
-	if r.GivenUp.After(reached) {
-		reached = r.GivenUp
-	}
+	now, reached := c.now(), r.reached()
 	from := reached
 	if from.IsZero() || c.missed == MissedSkip && from.Before(since) {
 		from = since

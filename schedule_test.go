@@ -629,6 +629,47 @@ func TestRunGoesOnWhenAnInstantFarAheadThatWasGivenUpIsDeleted(t *testing.T) {
 	})
 }
 
+// The clock of a process is ahead, and is set right. If it has recorded a future instant by then, an
+// operator deletes that. From then on, the process runs each instant in its time.
+func TestRunGoesOnWhenItsOwnClockThatWasAheadIsSetRight(t *testing.T) {
+	for _, policy := range []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll} {
+		for _, record := range []string{"none", "a success", "a failure"} {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				began := time.Now()
+				var hours timetable
+				for n := range 9 {
+					hours = append(hours, began.Add(time.Duration(n+1)*time.Hour))
+				}
+				c := zsync.NewSchedule(open(t, srv), "/jobs", zsync.WithMissed(policy), zsync.WithRetries(1, quickly))
+				zsync.SetSkew(c, 150*time.Minute)
+				right := false
+				var ran []run
+				done := async(func() error {
+					return c.Run(within(t, 270*time.Minute), hours, func(_ context.Context, at time.Time) error {
+						if right {
+							ran = append(ran, run{at.Sub(began), time.Since(began).Truncate(time.Minute)})
+						} else if record == "a failure" {
+							return errors.New("no")
+						}
+						return nil
+					})
+				})
+				time.Sleep(10 * time.Minute)
+				if record != "none" {
+					time.Sleep(30 * time.Minute)
+					must(t, plain(t, srv).Delete("/jobs/last", -1))
+				}
+				zsync.SetSkew(c, 0)
+				right = true
+				wantErr(t, <-done, context.DeadlineExceeded)
+				if want := []run{{time.Hour, time.Hour}, {2 * time.Hour, 2 * time.Hour}, {3 * time.Hour, 3 * time.Hour}, {4 * time.Hour, 4 * time.Hour}}; !slices.Equal(ran, want) {
+					t.Errorf("%v, after %s: ran %v, want %v", policy, record, ran, want)
+				}
+			})
+		}
+	}
+}
+
 // A program may read its owner from a file, with the line feed at its end.
 func TestAnOwnerOfSeveralLinesLeavesTheScheduleReadable(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
