@@ -90,8 +90,8 @@ func (f field) parse(text string) (set uint64, err error) {
 		span, stepText, stepped := strings.Cut(part, "/")
 		step := 1
 		if stepped {
-			if step, err = strconv.Atoi(stepText); err != nil || step < 1 || step > f.max {
-				return 0, fmt.Errorf("step %q; want a number from 1 to %d", stepText, f.max)
+			if step, err = (field{min: 1, max: f.max}).number(stepText); err != nil {
+				return 0, fmt.Errorf("step %w", err)
 			}
 		}
 		first, last := f.min, f.max

@@ -156,6 +156,7 @@ func TestACronThatCannotBeReadIsRefusedWithTheFieldThatIsWrong(t *testing.T) {
 		"5-1 3 * * *":     `range "5-1" runs backwards`,
 		"*/0 3 * * *":     `step "0"`,
 		"*/x 3 * * *":     `step "x"`,
+		"*/+5 3 * * *":    `step "+5"`,
 		"5/10 3 * * *":    `want 5-59/10`,
 		"1,,2 3 * * *":    `field 1, the minute: ""`,
 		"+1 3 * * *":      `"+1"`,
