@@ -239,6 +239,9 @@ func (p *Place) awaitGone(ctx context.Context) (relist bool, err error) {
 		case <-p.Interrupts[0]:
 			return false, ErrInterrupted
 		case <-p.Interrupts[1]:
+			if inc.Ctx.Err() != nil { // enter the line again first
+				return false, session.ErrEnded
+			}
 			return false, ErrInterrupted
 		case <-inc.Ctx.Done():
 			return false, session.ErrEnded
