@@ -143,13 +143,13 @@ func has(set uint64, n int) bool { return set>>n&1 != 0 }
 
 // Next returns the first instant after `t`, or the zero time if there is none. Like cron(8), it reads the
 // local time at each minute around a day on which the job runs.
-func (c *Cron) Next(t time.Time) time.Time {
+func (c *Cron) Next(t time.Time) (first time.Time) {
 	const change = 3 * time.Hour // the clocks change by no more than this, except for a whole day
 	year, month, day := t.In(c.loc).Date()
 	day-- // if the clock is put back at midnight, the previous day can have an instant after t
 	// Try 41 years. The rarest match is February 29 on a given weekday: it comes once in 28 years, or in
 	// 40 years around a year such as 2100.
-	for end := day + 41*366; day < end; day++ {
+	for last := day + 41*366; day <= last; day++ {
 		midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
 		dom, dow := has(c.dom, midnight.Day()), has(c.dow, int(midnight.Weekday()))
 		if !has(c.mon, int(midnight.Month())) || !dom && !dow || c.bothDays && dom != dow {
@@ -162,7 +162,7 @@ func (c *Cron) Next(t time.Time) time.Time {
 			at = at.Add(early.Truncate(time.Minute))
 		}
 		latest := -7 * 24 * 60 // the latest local time before `at`, in minutes since midnight
-		for ; at.Before(end); at = at.Add(time.Minute) {
+		for ; at.Before(end) && (first.IsZero() || at.Before(first)); at = at.Add(time.Minute) {
 			_, offset = at.Zone()
 			now := int(at.Unix()+int64(offset)-midnight.Unix()) / 60
 			from := now
@@ -171,11 +171,11 @@ func (c *Cron) Next(t time.Time) time.Time {
 			}
 			for m := max(from, 0); m <= now && m < 24*60; m++ {
 				if at.After(t) && has(c.hour, m/60) && has(c.minute, m%60) {
-					return at
+					first, last = at, min(last, day+1) // if the clock is put back shortly after midnight, the next day can have an earlier instant
 				}
 			}
 			latest = max(latest, now)
 		}
 	}
-	return time.Time{}
+	return first
 }
