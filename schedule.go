@@ -239,9 +239,8 @@ func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (t
 		c.s.m.Observe(session.Report{Kind: session.EventEnded, Op: "run", Path: c.path, Wait: time.Since(began), Err: err})
 	}
 	return c.inTurn(ctx, &c.line, "lock", func(ctx context.Context, stands bool) (g sight, err error) {
-		chosen := false
 		defer func() {
-			if !chosen { // also if a Timetable has panicked
+			if err != nil {
 				g.leave()
 				g = sight{}
 			}
@@ -250,12 +249,12 @@ func (c *Schedule) attempt(ctx context.Context, choose func(r scheduleRecord) (t
 			g, r, err = c.load(ctx, false)
 		}
 		if err == nil {
+			err = ErrPanicked // stays the error if a Timetable panics
 			at, err = choose(r)
 		}
 		if err == nil {
 			err = c.entering(ctx, c.line.Bases)
 		}
-		chosen = err == nil
 		return g, err
 	}, func(ctx context.Context, h *lock.Grant) error {
 		began = time.Now()

@@ -52,10 +52,9 @@ type Place struct {
 	ahead  int              // number of contenders ahead at the last listing
 }
 
-// ErrInterrupted is the error of a Take that one of Place.Interrupts has ended.
-var ErrInterrupted = errors.New("zsync: the wait is interrupted")
-
 var (
+	ErrInterrupted = errors.New("zsync: the wait is interrupted") // one of Place.Interrupts has ended a Take
+
 	errDeferred = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
 	errBlocked  = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
 )
