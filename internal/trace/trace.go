@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 	"time"
 )
@@ -65,7 +66,7 @@ type Record struct {
 	Path string `json:"path,omitempty"` // of the primitive, without the chroot
 	Hold string `json:"hold,omitempty"` // the name of the znode of the hold
 	Use  int    `json:"use,omitempty"`  // grant, pass: number of this use of the hold
-	From string `json:"from,omitempty"` // in a move, the hold that this hold continues; in a grant, a hold of the same call of Do
+	From string `json:"from,omitempty"` // move: the hold that this hold continues
 
 	Elements []string `json:"elements,omitempty"` // names of elements of a queue, never used again
 	Claim    string   `json:"claim,omitempty"`    // with Elements: the name of the claimant's mark
@@ -102,6 +103,7 @@ type Writer struct {
 	mu      sync.Mutex
 	n       int64
 	pending []byte            // whole lines
+	room    int               // greatest total size of `pending`
 	dropped int64             // number of dropped records since the last written record
 	closed  bool              // no more records come
 	held    map[string]Record // by the full path of a znode: the records to write when it is deleted
@@ -110,13 +112,10 @@ type Writer struct {
 	ended chan struct{} // closed when all records are written
 }
 
-// The constant `room` is the greatest total size of the records that wait to be written.
-const room = 4 << 20
-
 // NewWriter returns a Writer that writes to w, and begins the trace with this id, of a Session with
 // the chroot `root`. The function log is called with the first error.
 func NewWriter(w io.Writer, id, root, owner string, log func(error)) *Writer {
-	t := &Writer{w: w, id: id, log: log, held: make(map[string]Record), wake: make(chan struct{}, 1), ended: make(chan struct{})}
+	t := &Writer{w: w, id: id, log: log, room: 4 << 20, held: make(map[string]Record), wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go t.run()
 	t.Line(Record{Event: Begin, Root: root, Owner: owner})
 	return t
@@ -129,12 +128,12 @@ func (t *Writer) lineLocked(l Record) {
 	if t.closed {
 		return
 	}
-	if d := t.dropped; d > 0 && len(t.pending) < room/2 {
+	if d := t.dropped; d > 0 && len(t.pending) < t.room/2 {
 		t.dropped = 0
 		t.lineLocked(Record{Event: Dropped, Dropped: d})
 	}
 	t.n++
-	if t.dropped > 0 || len(t.pending) > room {
+	if t.dropped > 0 || len(t.pending) > t.room {
 		t.dropped++
 		return
 	}
@@ -231,6 +230,7 @@ func (t *Writer) Close(limit time.Duration) {
 		return
 	}
 	t.mu.Lock()
+	t.room = math.MaxInt             // the last records always fit: they say how many are missing
 	t.lineLocked(Record{Event: End}) // wakes the method run, which then sees that t is closed
 	t.closed = true
 	t.mu.Unlock()

@@ -18,7 +18,7 @@ func BenchmarkHold(b *testing.B) {
 		w.Line(release)
 		w.Gone("/locks/backup/x", 0x100000007)
 		w.mu.Lock()
-		behind := len(w.pending) > room/2
+		behind := len(w.pending) > w.room/2
 		w.mu.Unlock()
 		if behind {
 			time.Sleep(time.Millisecond) // real time: a benchmark whose writer writes meanwhile

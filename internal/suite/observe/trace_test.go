@@ -341,6 +341,28 @@ func TestATraceThatCannotBeWrittenHoldsNobodyUpAndIsToldOnce(t *testing.T) {
 	}
 }
 
+// The writer is so slow that records are missing at the end of the trace.
+func TestTheEndOfATraceSaysThatRecordsAreMissing(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		w, how := &failing{go_: make(chan struct{})}, "hang"
+		s := suite.Open(t, srv, zsync.WithTrace(w))
+		m := zsync.NewMutex(s, "/m")
+		w.how.Store(&how)
+		for range 6000 {
+			harness.Must(t, m.Lock(t.Context()))
+			harness.Must(t, m.Unlock())
+		}
+		closed := harness.Async(s.Close)
+		synctest.Wait()
+		close(w.go_)
+		harness.Must(t, <-closed)
+		r := verify.Files([]*verify.File{w.File(t, how)}, 0)
+		if len(r.Violations) != 0 || len(r.Missing) == 0 {
+			t.Errorf("%d lines, missing %v, violations %v", r.Lines, r.Missing, r.Violations)
+		}
+	})
+}
+
 // Another client deletes the znode of a hold, and the holder learns of it only from its release.
 func TestALossThatTheReleaseFindsIsNoViolation(t *testing.T) {
 	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
