@@ -74,8 +74,6 @@ type Semaphore struct {
 	functions atomic.Int64  // number of functions of Do that are running
 
 	calm atomic.Bool // the last request behind the gate found its permits free at once, and no attempt without the gate has failed since
-
-	followed atomic.Pointer[lock.Permits] // the permits that were reported to the tracer
 }
 
 // A client acquires permits like Curator and kazoo, but several permits at a time:
@@ -720,7 +718,7 @@ func (m *Semaphore) op(n int64) Op {
 // The method `observe` reports the hold of m to the tracer, once, and returns the hold's context.
 // All permits of m are one hold, because a Release does not show which permit ends.
 func (m *Semaphore) observe(ctx context.Context, a *lock.Permits) context.Context {
-	if a == nil || m.s.tracer == nil || m.followed.Swap(a) == a {
+	if a == nil || m.s.tracer == nil || a.Traced.Swap(true) {
 		return ctx
 	}
 	op := m.op(a.Held())

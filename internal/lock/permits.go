@@ -30,6 +30,7 @@ type Permits struct {
 	taken  []taking            // the acquisitions with permits that are not yet released, oldest first
 	free   func()              // stops the limits of p (Hold.limited); nil before the first permit, and without limits
 	within []*session.Function // the program's functions that have acquired permits of p
+	Traced atomic.Bool         // the tracer was told of this hold
 	last   *znodes.Deletion    // the latest deletion by `change` that replaces a znode, or that waits for an earlier deletion
 }
 
