@@ -117,8 +117,11 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 		return err
 	}
 	ctx, end := q.queueing(ctx, "send", len(vs))
-	err = q.s.m.Explained(ctx, q.q.Send(ctx, b))
-	end(len(vs), err)
+	if err = q.s.m.Explained(ctx, q.q.Send(ctx, b)); errors.Is(err, queue.ErrKnown) {
+		end(0, nil) // SendID has succeeded, and sent nothing
+	} else {
+		end(len(vs), err)
+	}
 	return err
 }
 

@@ -107,17 +107,21 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	_, lost := d.claim.Withdrawn()
 	settling, stop := session.WhileEither(ctx, lost)
 	defer stop()
+	if err != nil && closed == nil {
+		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
+	}
 	var op string
 	switch {
+	case context.Cause(claim) == context.Canceled: // f has settled the element
+		return
 	case closed != nil:
-		op, err = "return", d.claim.Settle(settling, queue.Settlement{Fate: queue.Return, Untried: true})
+		op, err = "return", d.settle(settling, "return", queue.Settlement{Fate: queue.Return, Untried: true})
 	case err == nil:
-		op, err = "ack", d.claim.Settle(settling, queue.Settlement{Fate: queue.Remove})
+		op, err = "ack", d.Ack(settling)
 	default:
-		q.s.m.Log.Error("zsync: work on an element has failed", "path", q.path, "element", d.ID, "attempt", d.Attempt, "err", err)
 		op, err = q.failed(settling, d, err)
 	}
-	if err != nil && !errors.Is(err, ErrNotLocked) { // with ErrNotLocked, f has settled the element
+	if err != nil && !errors.Is(err, ErrNotLocked) { // with ErrNotLocked, f has settled the element meanwhile
 		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }

@@ -147,6 +147,36 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 				synctest.Wait() // the consumer notes that it has handed it out
 				return d.Nack()
 			}, "queue queue send in; end queue queue send; queue queue receive in; end queue queue receive; queue queue nack in; end queue queue nack"},
+			{"Queue.SendID", func() error {
+				for i := range 2 {
+					if sent, err := q.SendID(ctx, "id", 1); sent != (i == 0) || err != nil {
+						return fmt.Errorf("sent %v, %w", sent, err)
+					}
+				}
+				return nil
+			}, "queue queue send in; end queue queue send; queue queue send in; end queue queue send"},
+			{"Queue.Work", func() error {
+				q := zsync.NewQueue[int](s, "/work")
+				harness.Must(t, q.Send(ctx, 1, 2, 3))
+				ctx, cancel := context.WithCancel(ctx)
+				err := q.Work(ctx, 1, func(ctx context.Context, v int) error {
+					switch d, _ := zsync.DeliveryFrom(ctx); v {
+					case 1:
+						return zsync.Permanent(errors.New("rejected by Work"))
+					case 2:
+						return d.Reject(ctx, "rejected by the function")
+					}
+					cancel()
+					return nil
+				})
+				if errors.Is(err, context.Canceled) {
+					return nil
+				}
+				return err
+			}, "queue queue send in; end queue queue send; " +
+				"queue queue receive in; end queue queue receive; queue queue reject in; end queue queue reject; " +
+				"queue queue receive in; end queue queue receive; queue queue reject in; end queue queue reject; " +
+				"queue queue receive in; end queue queue receive; queue queue ack in; end queue queue ack"},
 			{"gave up", func() error {
 				harness.Must(t, rw.Lock(ctx))
 				short, cancel := context.WithTimeout(ctx, time.Second)
@@ -202,6 +232,36 @@ func TestEveryPrimitiveIsTracedFromStartToEnd(t *testing.T) {
 			t.Errorf("started and not ended: %v", r.open)
 		}
 	})
+}
+
+// The permits of a Semaphore are one hold until all are released, even if another goroutine has released them before the
+// tracer sees the end of the wait for them.
+func TestEachHoldOfPermitsIsTracedOnce(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		r := &meddler{recorder: new(recorder)}
+		sem := zsync.NewSemaphore(suite.Open(t, srv, zsync.WithTracer(r)), "/s", 3)
+		r.meddle = func() {
+			r.meddle = nil
+			harness.Must(t, errors.Join(sem.Release(1), sem.Acquire(t.Context(), 1)))
+		}
+		harness.Must(t, errors.Join(sem.Acquire(t.Context(), 1), sem.Acquire(t.Context(), 1), sem.Release(2)))
+		if got := strings.Count(r.took(), "; hold semaphore"); got != 2 {
+			t.Errorf("%d holds were traced, want 2", got)
+		}
+	})
+}
+
+// A meddler calls meddle at the end of a wait.
+type meddler struct {
+	*recorder
+	meddle func()
+}
+
+func (m *meddler) End(ctx context.Context, op zsync.Op, err error) {
+	m.recorder.End(ctx, op, err)
+	if m.meddle != nil {
+		m.meddle()
+	}
 }
 
 // A process that was stopped finds out by itself that its session is not certain to live
