@@ -86,7 +86,6 @@ type hold struct {
 	permits, limit   int64
 
 	from  *hold // the hold that this hold continues, or nil
-	with  *hold // a write hold of the same Do, or nil
 	begun time.Time
 	ended time.Time // without an end: the time of the last record of its session
 	end   string    // the event, or ""

@@ -51,9 +51,6 @@ func (j *judge) ofHold(t *one, l trace.Record) {
 		if !l.Blind && l.Zxid != 0 {
 			h.sure = l.Zxid
 		}
-		if l.Event == trace.Grant && l.From != "" {
-			h.with = t.open[l.Path+"\x00"+l.From]
-		}
 		if l.Event == trace.Move {
 			from := t.open[l.Path+"\x00"+l.From]
 			if from == nil {
@@ -204,24 +201,16 @@ func (h *hold) before(o *hold) bool {
 	return h.gone != 0 && h.gone <= from && from != never
 }
 
-// The method `kin` reports whether h and o belong together: one continues the other, or both belong
-// to the same call of Do.
+// The method `kin` reports whether one of h and o continues the other.
 func (h *hold) kin(o *hold) bool {
 	return h.descends(o) || o.descends(h)
 }
 
 func (h *hold) descends(o *hold) bool {
-	for x := h; x != nil; {
-		if x == o {
-			return true
-		}
-		if x.from != nil {
-			x = x.from
-		} else {
-			x = x.with
-		}
+	for h != nil && h != o {
+		h = h.from
 	}
-	return false
+	return h != nil
 }
 
 // The function `conflict` reports whether the two holds exclude each other.
@@ -297,7 +286,7 @@ func (j *judge) path(p *place, cut, old time.Time, all bool) {
 		}
 		j.remembered--
 		j.forgotten = true
-		h.from, h.with = nil, nil
+		h.from = nil
 	}
 	clear(p.holds[len(kept):])
 	p.holds = kept
@@ -349,16 +338,17 @@ func (j *judge) compare(h *hold, before []*hold) {
 	j.judge(h, with, how, out, excused)
 }
 
-// The method `token` compares the token of h with the greatest earlier token.
+// The method `token` compares the token of h with those of earlier holds that exclude h.
 func (j *judge) token(p *place, h *hold) {
 	if h.token == 0 || h.begun.Before(p.greatest.begun) {
 		return
 	}
-	if h.kind != trace.Read && h.kind != trace.Semaphore && h.token <= p.greatest.token {
-		// The clocks may show a short hold after its successor. So skip the holds after h, by their
-		// transactions.
+	if h.kind != trace.Semaphore && h.token <= p.greatest.token {
+		// The clocks may show a short hold after its successor. So skip the holds that may come after h.
 		earlier := append([]*hold{p.greatest}, p.holds[:max(slices.Index(p.holds, h), 0)]...)
-		i := slices.IndexFunc(earlier, func(o *hold) bool { return h.token <= o.token && !h.kin(o) && !h.before(o) })
+		i := slices.IndexFunc(earlier, func(o *hold) bool {
+			return h.token <= o.token && conflict(o, h) && !h.kin(o) && !h.before(o) && (h.token == o.token || o.before(h) || h.begun.Sub(o.begun) > j.Tolerance)
+		})
 		if i >= 0 {
 			o := earlier[i]
 			j.violation(h.path, "tokens do not grow: %d of %s, begun %s, after %d of %s, begun %s", h.token, h, clock(h.begun), o.token, o, clock(o.begun))
