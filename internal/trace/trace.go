@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"sync"
 	"time"
@@ -151,7 +152,7 @@ func (t *Writer) lineLocked(l Record) {
 
 // Hold is Line for a record about the hold whose znode is at the path `full`, with the chroot. After
 // a grant or a move, [Writer.Gone] must be called when that znode is deleted, unless the hold is
-// lost.
+// lost or its session has ended.
 func (t *Writer) Hold(full string, l Record) {
 	if t == nil {
 		return
@@ -159,6 +160,8 @@ func (t *Writer) Hold(full string, l Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch gone, known := t.held[full]; {
+	case l.Event == Expired: // no deletion is answered any more
+		maps.DeleteFunc(t.held, func(_ string, gone Record) bool { return gone.Session == l.Session })
 	case full == "":
 	case l.Event == Grant, l.Event == Move:
 		t.held[full] = Record{Event: Gone, Kind: l.Kind, Path: l.Path, Hold: l.Hold, Session: l.Session}

@@ -35,3 +35,19 @@ func (c *counter) Write(p []byte) (int, error) {
 	c.n += len(p)
 	return len(p), nil
 }
+
+// If a session ends before a deletion is answered, no reply tells the Writer that the znode is gone.
+func TestAWriterForgetsTheHoldsOfASessionThatHasEnded(t *testing.T) {
+	w := NewWriter(new(counter), "id", "", "me", func(error) {})
+	defer w.Close(time.Minute)
+	for _, session := range []string{"0x1", "0x2"} {
+		w.Hold("/m/"+session, Record{Event: Grant, Kind: Mutex, Path: "/m", Hold: session, Session: session})
+		w.Hold("/m/"+session, Record{Event: Release, Kind: Mutex, Path: "/m", Hold: session, Session: session})
+	}
+	w.Line(Record{Event: Expired, Session: "0x1"})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.held["/m/0x2"]; !ok || len(w.held) != 1 {
+		t.Errorf("the Writer remembers %v, want only the hold of the session 0x2", w.held)
+	}
+}
