@@ -127,7 +127,7 @@ func (s *Server) reopen(e *endpoint) {
 	var err error
 	for range 3000 { // the tries take a minute: another process may use the port for a short connection
 		s.mu.Lock()
-		if s.closed || e.up {
+		if s.closed || e.up || s.stopped || s.member != nil && !s.member.up { // Restart reopens all addresses
 			s.mu.Unlock()
 			return
 		}

@@ -82,6 +82,10 @@ func TestStoppedServerRefusesAndRestartsWithTreeAndSessions(t *testing.T) {
 		if _, err := s.Dial("tcp", s.Addr(), time.Second); err == nil {
 			t.Error("dial of a stopped server succeeded")
 		}
+		s.RestartAddr(s.Addr()) // takes effect at the restart
+		if _, err := s.Dial("tcp", s.Addr(), time.Second); err == nil {
+			t.Error("a stopped server accepts connections at an address")
+		}
 		time.AfterFunc(3*time.Second, s.Restart)
 		time.Sleep(time.Second)
 		if !eventually(func() bool { return conn.State() == zk.StateHasSession }) {
