@@ -28,12 +28,14 @@ func (inc *Incarnation) endOrphan(left time.Time) {
 	}
 	limit := min(w.Timeout/5, 5*time.Second) // of an attempt
 	wait := max(time.Microsecond, time.Until(left.Add(inc.LossTime())))
+	open, stop := m.Until(context.Background(), m.farewell) // a failure of the whole Session does not end the attempts
+	defer stop()
 	for try := 0; time.Since(left)+wait < w.Timeout; try++ {
-		if Sleep(m.over, wait) != nil {
+		if Sleep(open, wait) != nil {
 			return
 		}
 		addr := m.Hosts[(first+try)%len(m.Hosts)]
-		ctx, expire := context.WithTimeout(m.over, limit)
+		ctx, expire := context.WithTimeout(open, limit)
 		c, err := conn.Dial(ctx, &inc.conns, addr, limit)
 		if err == nil {
 			stop := context.AfterFunc(ctx, c.Close)
