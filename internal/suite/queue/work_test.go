@@ -356,7 +356,7 @@ func TestWorkMakesAPermanentErrorADeadLetterAtOnce(t *testing.T) {
 		s := open(t, srv)
 		q := zsync.NewQueue[int](s, "/q")
 		cause := errors.New("no such customer")
-		if zsync.Permanent(nil) != nil || !errors.Is(zsync.Permanent(cause), cause) {
+		if err := zsync.Permanent(cause); zsync.Permanent(nil) != nil || !errors.Is(err, cause) || errors.Unwrap(err) != cause || err.Error() != cause.Error() {
 			t.Error("Permanent hides its error")
 		}
 		must(t, q.Send(t.Context(), 1, 2))
