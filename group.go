@@ -138,6 +138,8 @@ func (m *Membership[T]) encode(info T) (data []byte, err error) {
 	return data, nil
 }
 
+var errNotJoined = session.Invalid("a zero value; Join returns a Membership")
+
 // ID returns the id that m has joined with.
 func (m *Membership[T]) ID() string { return m.id }
 
@@ -226,6 +228,9 @@ func (m *Membership[T]) observe(kind session.ReportKind, err error) {
 // Set replaces the info, in 1 round trip. Between sessions, Set returns at once; m then joins with
 // info. If m cannot join, Set returns the reason.
 func (m *Membership[T]) Set(ctx context.Context, info T) (err error) {
+	if m.g == nil {
+		return opError("set", "", errNotJoined)
+	}
 	defer m.g.wrap("set", &err)
 	data, err := m.encode(info)
 	if err != nil {
@@ -266,6 +271,9 @@ const leaveTime = 400 * time.Millisecond // the longest wait of Leave
 // Leave ends the membership. It waits up to half a second until others see the end, and then
 // continues in the background. A second Leave is no error.
 func (m *Membership[T]) Leave() error {
+	if m.g == nil {
+		return opError("leave", "", errNotJoined)
+	}
 	m.leave()
 	session.AwaitFor(m.ended, leaveTime)
 	return nil

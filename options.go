@@ -215,10 +215,7 @@ func (m *made) during(ctx context.Context, f func(inc *session.Incarnation) erro
 }
 
 func checkNew(s *Session, path string, err error) error {
-	if s == nil {
-		return session.Invalid("the Session is nil")
-	}
-	return cmp.Or(err, znodes.CheckPath(path))
+	return cmp.Or(s.misuse(), err, znodes.CheckPath(path))
 }
 
 // The function `watching` returns the channel of a method Watch or Observe of m. The function f

@@ -84,7 +84,21 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 // Then Close waits up to a second for work that only this process can finish: the return of Queue
 // elements, changes of a [WaitGroup], receipts, a Transfer.
 func (s *Session) Close() error {
-	s.m.Close()
+	err := s.misuse()
+	if err == nil {
+		s.m.Close()
+	}
+	return opError("close", "", err)
+}
+
+// The method `misuse` returns the reason why s cannot be used, or nil.
+func (s *Session) misuse() error {
+	switch {
+	case s == nil:
+		return session.Invalid("the Session is nil")
+	case s.m == nil:
+		return session.Invalid("a zero value; create the Session with Connect")
+	}
 	return nil
 }
 
@@ -156,6 +170,9 @@ func (s *Session) Stats() Stats {
 // drops and Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn
 // (docs/interop.md). Txn takes one round trip, a Session's first Txn two.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
+	if err := s.misuse(); err != nil {
+		return nil, opError("txn", "", err)
+	}
 	rs, err := s.sending(ctx, nil, ops, func(ops []any) ([]zk.MultiResponse, error) { return txn.Session(ctx, s.m, ops) })
 	return rs, opError("txn", "", err)
 }
@@ -269,7 +286,7 @@ func (s *Session) Children(ctx context.Context, path string) (names []string, st
 
 // The method `read` calls f in a session. In contrast to other operations, path may be the root.
 func (s *Session) read(ctx context.Context, path string, f func(inc *session.Incarnation) error) error {
-	if err := znodes.CheckPath(path); err != nil && path != "/" {
+	if err := checkNew(s, path, nil); err != nil && (path != "/" || s.misuse() != nil) {
 		return err
 	}
 	return s.m.During(ctx, f)

@@ -1014,7 +1014,12 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 		p  zsync.Semaphore
 		v  zsync.Value[int]
 		q  zsync.Queue[int]
+		me zsync.Membership[int]
+		s  zsync.Session
 	)
+	_, txn := s.Txn(ctx)
+	_, _, get := s.Get(ctx, "/x")
+	_, _, children := s.Children(ctx, "/")
 	_, tryLock := m.TryLock(ctx)
 	_, token := m.Token(ctx)
 	_, contenders := m.Contenders(ctx)
@@ -1045,6 +1050,14 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 	} {
 		if !errors.Is(err, zsync.ErrInvalid) || !strings.Contains(err.Error(), "New") {
 			t.Errorf("%d: %v", i, err)
+		}
+	}
+	for i, err := range []error{
+		me.Set(ctx, 1), me.Leave(),
+		s.Close(), txn, get, children, zsync.NewMutex(&s, "/m").Lock(ctx), zsync.NewQueue[int](&s, "/q").Send(ctx, 1),
+	} {
+		if !errors.Is(err, zsync.ErrInvalid) || !strings.Contains(err.Error(), "Join") && !strings.Contains(err.Error(), "Connect") {
+			t.Errorf("of another, %d: %v", i, err)
 		}
 	}
 	for i, lost := range []<-chan struct{}{m.Lost(), rw.Lost(), wg.Lost(), e.Lost(), p.Lost()} {
