@@ -94,6 +94,30 @@ func TestCloseReturnsAnElementInHandWithoutAWait(t *testing.T) {
 	})
 }
 
+// The program gets an element in the moment in which Close returns those in hand. It does not settle the
+// element, and Close does not wait for the program.
+func TestCloseReturnsAnElementThatIsHandedOverWhileItBegins(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		srv := zktest.Start(t)
+		m, other := open(t, srv), queueAt(open(t, srv), "/q")
+		q := queueAt(m, "/q")
+		send(t, q, "x")
+		c := q.Join(t.Context(), Joining{Hand: true})
+		it, err := c.Next()
+		harness.Must(t, err)
+		began := time.Now()
+		closed := harness.Async(func() error { m.Close(); return nil })
+		harness.PendingStill(t, closed)
+		it.Handed()
+		go c.Leave()
+		if harness.Must(t, <-closed); time.Since(began) > 500*time.Millisecond {
+			t.Errorf("Close has waited for %v", time.Since(began))
+		}
+		harness.WantErr(t, it.Settle(t.Context(), Settlement{Fate: Remove}), session.ErrLost)
+		wantTake(t, other, "x", 1)
+	})
+}
+
 // Close begins while a Txn is on its way, and then the servers refuse the Txn. The program does not settle the
 // element. Close returns it, and does not wait for the program.
 func TestCloseReturnsAnElementWhoseTxnIsRefused(t *testing.T) {

@@ -114,6 +114,7 @@ func (it *item) Handed() {
 	if !it.posted && c.held.Err() == nil && (it.final == nil || it.final.with != nil) { // the claim is not lost, and the fate is not decided
 		it.inHand = true
 		c.q.m.Holds.Add(1)
+		c.withdrawLocked(it) // perhaps `finish` has already returned the elements in hand
 	}
 	c.mu.Unlock()
 	it.pump.done()
