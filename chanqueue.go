@@ -240,7 +240,7 @@ func (q *Queue[T]) handed(ctx context.Context, claim queue.Item) Delivery[T] {
 func consume[T, D any](ctx context.Context, q *Queue[T], o queue.Joining, wrap func(queue.Item) D) <-chan D {
 	ch := make(chan D)
 	if q.misuse() != nil {
-		if q.s != nil {
+		if q.s.misuse() == nil {
 			q.s.m.Log.Error("zsync: cannot consume", "path", q.path, "err", q.misuse())
 		}
 		close(ch)

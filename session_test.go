@@ -1060,6 +1060,9 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 			t.Errorf("of another, %d: %v", i, err)
 		}
 	}
+	for range zsync.NewQueue[int](&s, "/q").Recv(ctx) {
+		t.Error("received something")
+	}
 	for i, lost := range []<-chan struct{}{m.Lost(), rw.Lost(), wg.Lost(), e.Lost(), p.Lost()} {
 		if !session.IsClosed(lost) {
 			t.Errorf("Lost %d is open", i)
