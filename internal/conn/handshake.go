@@ -172,6 +172,9 @@ func (c *Conn) Begin(id int64, timeout time.Duration, continued bool) error {
 				return err
 			}
 		}
+		if c.s.Ctx.Err() != nil {
+			return c.s.Ctx.Err() // Bye may follow, from this goroutine
+		}
 	}
 	c.mu.Lock()
 	c.heard = time.Now()

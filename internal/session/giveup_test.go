@@ -2,7 +2,9 @@ package session
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -95,4 +98,40 @@ func TestASessionThatIsGivenUpIsClosedWithTheSession(t *testing.T) {
 			t.Errorf("%d sessions were closed after %v, want both at once", n, time.Since(start))
 		}
 	})
+}
+
+// Close begins after the reply to a handshake, which has renewed the session, and before the connection
+// serves it: the watches are still being set again. Nobody has to wait for the expiry.
+func TestCloseEndsASessionWhoseWatchesAreBeingSetAgain(t *testing.T) {
+	for _, hangs := range []bool{false, true} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := open(t, srv)
+			inc := live(t, s)
+			for i := range 500 {
+				w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+				must(t, second(inc.Exists(t.Context(), w.Key.Path)))
+			}
+			srv.SetLatency(100 * time.Millisecond)
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				if hangs && r.Op == zktest.OpSetWatches {
+					return zktest.Hang
+				}
+				return zktest.Pass
+			})
+			srv.Disconnect(s.ID())
+			time.Sleep(250 * time.Millisecond)
+			if !IsClosed(inc.Disconnection()) {
+				t.Fatal("the test shows nothing")
+			}
+			began := time.Now()
+			s.m.Close()
+			if took := time.Since(began); took > 1100*time.Millisecond {
+				t.Errorf("server hangs %v: Close took %v", hangs, took)
+			}
+			synctest.Wait()
+			if n := len(srv.Sessions()); n != 0 && !hangs {
+				t.Errorf("%d sessions left", n)
+			}
+		})
+	}
 }

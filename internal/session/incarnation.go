@@ -70,7 +70,7 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last chan struct{} // has a token while a handshake ends the session; `shut` waits before it closes the connection
+	last chan struct{} // has a token from the reply to a handshake to its end; `shut` waits before it closes the connection
 
 	conns    conn.Shared               // the data that the session's connections share
 	conn     atomic.Pointer[conn.Conn] // the newest connection, or nil
@@ -227,6 +227,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	// The SASL exchange comes first. So the client has authenticated even if it then asks the server to
 	// end the session.
 	refused := c.Authenticate(inc.Ctx, got.ID)
+	inc.last <- struct{}{} // from now on, the server has renewed the session, so this method ends it if Close begins
+	defer func() { <-inc.last }()
 	switch ended := context.Cause(inc.Ctx); {
 	case got.ID == 0 && ask.ID == 0:
 		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
@@ -246,12 +248,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		// endOrphan ends the session after the holders have had LossTime.
 		inc.noteAbandoned()
 		return ended
-	case ended != nil: // by Close
-		inc.last <- struct{}{}
-		inc.end(ErrClosed)
-		c.Bye()
-		<-inc.last
-		return ended
+	case ended != nil:
+		return inc.bye(c)
 	}
 	noteGrant(&inc.Manager.granted, c.Addr, ask.Timeout, got.Timeout)
 	timeout := got.Timeout
@@ -271,7 +269,10 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	if refused != nil {
 		return refused
 	}
-	if err := c.Begin(got.ID, timeout, ask.ID != 0); err != nil {
+	switch err := c.Begin(got.ID, timeout, ask.ID != 0); {
+	case inc.Ctx.Err() != nil && IsClosed(inc.Manager.farewell):
+		return inc.bye(c)
+	case err != nil:
 		return err
 	}
 	// The incarnation gets its id only here. If the connection breaks before the credentials are
@@ -279,6 +280,13 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	inc.password = got.Password
 	inc.ID.Store(got.ID)
 	return nil
+}
+
+// The method `bye` ends the session over c if Close has ended the incarnation during the handshake.
+func (inc *Incarnation) bye(c *conn.Conn) error {
+	inc.end(ErrClosed)
+	c.Bye()
+	return context.Cause(inc.Ctx)
 }
 
 func (inc *Incarnation) sending() lease.Stamp {
@@ -436,8 +444,11 @@ func (inc *Incarnation) seal(cause error) {
 // ephemeral znodes. If the session was abandoned, the holders first have LossTime.
 func (inc *Incarnation) shut() {
 	inc.end(context.Cause(inc.Manager.over)) // the first cause stays
-	inc.last <- struct{}{}                   // a handshake that ends the session has ended it
-	<-inc.last
+	select {                                 // a handshake that ends the session has ended it, or its server is silent
+	case inc.last <- struct{}{}:
+		<-inc.last
+	case <-time.After(time.Second):
+	}
 	c := inc.serving() // the session has ended, so no other connection will serve it
 	if left := inc.abandoned.Load(); left != nil {
 		// Several cases may be ready at once; each is right. Without a connection, endOrphan waits for the
