@@ -29,7 +29,7 @@ func (q *core) Clear(ctx context.Context) (n int, err error) {
 			there := func(context.Context, *session.Incarnation) ([]bucket, error) { return []bucket{was.bucket}, nil }
 			for more := !was.exhausted() && (was.delayed || !back); more; {
 				some := 0
-				some, more, err = q.removeLast(ctx, there, so)
+				some, more, err = q.removeLast(ctx, maxPost, there, so)
 				if n += some; err != nil {
 					return n, err
 				}
@@ -54,10 +54,10 @@ func (q *core) survey(ctx context.Context, inc *session.Incarnation) ([]*lot, er
 	return lots, err
 }
 
-// removeLast removes unclaimed elements with so(e), as many as fit into a transaction: the last of the first
-// bucket with such elements. It returns their number, and whether the bucket has more. It looks only at the
+// removeLast removes up to `most` unclaimed elements with so(e), as many as fit into a transaction: the last of
+// the first bucket with such elements. It returns their number, and whether the bucket has more. It looks only at the
 // buckets that the function `buckets` returns.
-func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *session.Incarnation) ([]bucket, error), so func(*element) bool) (n int, more bool, err error) {
+func (q *core) removeLast(ctx context.Context, most int, buckets func(context.Context, *session.Incarnation) ([]bucket, error), so func(*element) bool) (n int, more bool, err error) {
 	for {
 		ops, err := Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (ops []any, err error) {
 			some, err := buckets(ctx, inc)
@@ -73,7 +73,7 @@ func (q *core) removeLast(ctx context.Context, buckets func(context.Context, *se
 				err = q.list(ctx, inc, t)
 				es := slices.DeleteFunc(t.unclaimed(), func(e *element) bool { return !so(e) })
 				slices.Reverse(es)
-				if ops = q.Deletions(pathsOf(q.dir, es, (*element).key)); len(ops) == 0 {
+				if ops = q.Deletions(pathsOf(q.dir, es[:min(len(es), most)], (*element).key)); len(ops) == 0 {
 					continue
 				}
 				n, more = len(ops), len(ops) < len(es)
@@ -113,7 +113,8 @@ func (q *Common) Deletions(paths []string) (ops []any) {
 
 func (q *core) Cancel(ctx context.Context, id string) (bool, error) {
 	tag := tagOf("", id)
-	n, _, err := q.removeLast(ctx, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
+	// Before the queue forgot the ID, another element may have had it.
+	n, _, err := q.removeLast(ctx, 1, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
 		data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
 		if err != nil && !session.IsNoNode(err) {
 			return nil, err

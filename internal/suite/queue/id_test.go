@@ -95,6 +95,22 @@ func TestIDIsForgottenWhenItsTimeIsOverWhateverIsLost(t *testing.T) {
 	})
 }
 
+func TestCancelRemovesTheElementThatWasSentLastWithItsID(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Minute))
+		wantSentID(t, q, "a", 1, true)
+		time.Sleep(2 * time.Minute) // forgotten
+		wantSentID(t, q, "a", 2, true)
+		if done, err := q.Cancel(t.Context(), "a"); !done || err != nil {
+			t.Errorf("Cancel = %v, %v", done, err)
+		}
+		wantLen(t, q, 1)
+		if got := collect(t, q.Recv(t.Context()), 1); got[0] != 1 {
+			t.Errorf("received %v", got)
+		}
+	})
+}
+
 func TestAForgottenIDNeedsRoom(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(2), zsync.WithIDMemory(time.Minute))
