@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -134,4 +135,28 @@ func TestCloseEndsASessionWhoseWatchesAreBeingSetAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The caller of Connect leaves after the reply to the first handshake, and before the reply to its credentials.
+func TestConnectThatIsGivenUpInAHandshakeLeavesNoSession(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpAuth {
+				time.Sleep(testTimeout / 50)
+			}
+			return zktest.Pass
+		})
+		cfg := testConfig()
+		cfg.Dialer, cfg.Auths = srv.Dial, []conn.Auth{{Scheme: "digest", Credentials: []byte("a:b")}}
+		m := New(srv.Addrs(), "", cfg)
+		wantErr(t, m.Connect(within(t, testTimeout/100)), context.DeadlineExceeded)
+		if n := len(srv.Sessions()); n != 1 {
+			t.Fatalf("%d sessions: the test shows nothing", n)
+		}
+		<-m.ended
+		synctest.Wait()
+		if n := len(srv.Sessions()); n != 0 {
+			t.Errorf("%d sessions left", n)
+		}
+	})
 }

@@ -243,7 +243,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		c.Bye() // no client will use this session
 		inc.Lose(LossReplaced)
 		return zk.ErrSessionExpired
-	case ended != nil && !IsClosed(inc.Manager.farewell):
+	case ended != nil && ask.ID != 0 && !IsClosed(inc.Manager.farewell):
 		// The incarnation ended during the handshake, which has renewed the session for another timeout.
 		// endOrphan ends the session after the holders have had LossTime.
 		inc.noteAbandoned()
@@ -270,7 +270,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		return refused
 	}
 	switch err := c.Begin(got.ID, timeout, ask.ID != 0); {
-	case inc.Ctx.Err() != nil && IsClosed(inc.Manager.farewell):
+	case inc.Ctx.Err() != nil && (ask.ID == 0 || IsClosed(inc.Manager.farewell)):
 		return inc.bye(c)
 	case err != nil:
 		return err
@@ -282,7 +282,8 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	return nil
 }
 
-// The method `bye` ends the session over c if Close has ended the incarnation during the handshake.
+// The method `bye` ends the session over c if, during the handshake, the incarnation was ended by Close,
+// or was ended and has no holds yet.
 func (inc *Incarnation) bye(c *conn.Conn) error {
 	inc.end(ErrClosed)
 	c.Bye()
