@@ -35,6 +35,7 @@ const exitFindings = 1
 
 func doctorCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	h.root = true
 	d := &doctor{host: c.host, older: 24 * time.Hour}
 	ensemble := false
 	cmd := &cobra.Command{

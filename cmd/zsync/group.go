@@ -78,6 +78,8 @@ list of processes, not a lock. If the servers refuse that, zsync prints the reas
 				return fail(exitUsage, "there is no -- before the command; want: %s", cmd.UseLine())
 			case n < 2, n > 3, argv != nil && len(argv) == 0:
 				return fail(exitUsage, "want: %s", cmd.UseLine())
+			case args[1] == "":
+				return fail(exitUsage, "the ID is empty; want: %s", cmd.UseLine())
 			case h.kazoo && n == 3:
 				return fail(exitUsage, "--kazoo: kazoo's members have no INFO")
 			}

@@ -53,6 +53,7 @@ type holding struct {
 	killAfter time.Duration
 	onLost    string
 	kazoo     bool
+	root      bool           // the path can be the root
 	shows     bool           // the command itself reports outages
 	signals   chan os.Signal // shared by successive tasks, so that a signal between two tasks reaches the second
 }
@@ -144,10 +145,9 @@ type task struct {
 	stop    func()    // ends the wait; after the call, signals stay in the channel `signals`
 }
 
-// The method `begin` connects, and returns the task of a command that waits at `paths`. Without argv,
-// a path can be the root.
+// The method `begin` connects, and returns the task of a command that waits at `paths`.
 func (h *holding) begin(ctx context.Context, argv []string, paths ...string) (*task, error) {
-	if err := checkPaths(paths, argv == nil); err != nil {
+	if err := checkPaths(paths, h.root); err != nil {
 		return nil, err
 	}
 	if h.busy < 0 || h.busy > 255 {

@@ -33,6 +33,7 @@ type summary struct {
 
 func lsCommand(c *client) *cobra.Command {
 	h := newHolding(c)
+	h.root = true
 	asJSON, watch, every := false, false, seconds(2*time.Second)
 	cmd := &cobra.Command{
 		Use:   "ls [PATH] [flags]",

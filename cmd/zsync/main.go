@@ -169,6 +169,7 @@ func newRoot(h *host) *cobra.Command {
 	}
 	root.DisableSuggestions = true // zsync has its own suggestions, which are ordered
 	root.SetFlagErrorFunc(suggestFlags)
+	root.PersistentPreRunE = refuseEmpty
 	c := newClient(h, root)
 	root.AddCommand(
 		lockCommand(c),

@@ -1851,6 +1851,58 @@ func TestAnAddressThatIsInUseIsRefused(t *testing.T) {
 	}
 }
 
+func TestBadArgumentsAreRefusedBeforeTheConnection(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, tt := range []struct{ args, message string }{ // '' is an empty argument
+			{"once / --reset", `path "/" is the root`},
+			{"barrier close /", `path "/" is the root`},
+			{"group members /", `path "/" is the root`},
+			{"int get /", `path "/" is the root`},
+			{"map get / k", `path "/" is the root`},
+			{"value get /", `path "/" is the root`},
+			{"schedule last /", `path "/" is the root`},
+			{"queue send / x", `path "/" is the root`},
+			{"queue send /q x --priorities 0", "--priorities 0: must be from 1 to 1000"},
+			{"queue send /q x --priorities 1001", "--priorities 1001: must be from 1 to 1000"},
+			{"queue send /q x --priorities 3 --priority 3", "--priority 3: must be from 0 to 2, with --priorities 3"},
+			{"queue send /q x --priorities 3 --priority -1", "--priority -1: must be from 0 to 2, with --priorities 3"},
+			{"queue send /q x --priorities 3 --layout simple", "--priorities: there are none in the layout simple"},
+			{"queue send /q x --id ''", "--id: the ID is empty"},
+			{"queue send /q x --id 7 --id-memory 0", "--id-memory 0: must be at least a millisecond"},
+			{"queue send /q x --layout kazoo --id 7", "--id needs zsync's own layout, not kazoo"},
+			{"queue send /q x --layout kazoo --key k", "--key needs zsync's own layout, not kazoo"},
+			{"queue send /q x --layout simple --delay 5", "--delay needs zsync's own layout, not simple"},
+			{"queue send /q x \xff", "neither JSON nor UTF-8"},
+			{"queue send /q \xff --id 7", "neither JSON nor UTF-8"},
+			{"queue recv /q --layout kazoo --max-attempts 2 -- true", "--max-attempts needs zsync's own layout, not kazoo"},
+			{"queue recv /q --layout foo --backoff 1 -- true", `unknown layout "foo"`},
+			{"queue cancel /q ''", "the ID is empty"},
+			{"queue cancel /q 7 --layout kazoo", "zsync queue cancel needs zsync's own layout, not kazoo"},
+			{"queue pause /q --layout kazoo", "zsync queue pause needs zsync's own layout, not kazoo"},
+			{"queue resume /q --layout kazoo", "zsync queue resume needs zsync's own layout, not kazoo"},
+			{"queue ls /q --layout kazoo", "zsync queue ls needs zsync's own layout, not kazoo"},
+			{"semaphore -n 2 --permits 3 /p -- true", "--permits: 3 permits exceed the limit of 2 (-n)"},
+			{"group join /g ''", "the ID is empty"},
+			{"schedule run /s --every 0 --cron @daily -- true", "--every 0: must be more than 0"},
+			{"schedule do /s --every 0 --at 2026-01-31T00:00:00Z -- true", "--every 0: must be more than 0"},
+			{"schedule do /s --at 0001-01-01T00:00:00Z -- true", "--at 0001-01-01T00:00:00Z: must be after the zero time"},
+			{"ui --timetable jobs=@daily --listen 127.0.0.1:0", `path "jobs" is relative`},
+			{"lock /p --auth-file '' -- true", "--auth-file: is empty"},
+			{"lock /p --sasl-user '' -- true", "--sasl-user: is empty"},
+			{"lock /p --tls-ca '' -- true", "--tls-ca: is empty"},
+			{"lock /p --tls-cert '' --tls-key '' -- true", "--tls-cert: is empty"},
+		} {
+			args := strings.Fields(tt.args)
+			for i, arg := range args {
+				args[i] = strings.Trim(arg, "'")
+			}
+			if wrong := start(t, "127.0.0.1:1", "", args...).outcome(exitUsage, "", "^zsync: .*"+regexp.QuoteMeta(tt.message)); wrong != "" {
+				t.Error(wrong)
+			}
+		}
+	})
+}
+
 func TestErrorsSayWhatToDo(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
 		start(t, srv.Addr(), "", "value", "set", "/text", "--raw", "abc").want(0, "")
@@ -1944,10 +1996,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			{srv.Addr(), "queue recv /q --jobs 0 -- true", exitUsage, "--jobs 0: must be at least 1"},
 			{srv.Addr(), "queue recv /q --max-attempts 0 -- true", exitUsage, "--max-attempts 0: must be at least 1"},
 			{srv.Addr(), "queue recv /q --layout kazoo --backoff 1 -- true", exitUsage, "--backoff needs zsync's own layout, not kazoo"},
-			{srv.Addr(), "queue recv /q --layout kazoo --max-attempts 2 -- true", exitUsage, "WithMaxAttempts needs zsync's own layout"},
+			{srv.Addr(), "queue recv /q --layout kazoo --max-attempts 2 -- true", exitUsage, "--max-attempts needs zsync's own layout, not kazoo"},
 			{srv.Addr(), "queue send /q x y --id 7", exitUsage, "--id is of one element, and here are 2"},
 			{srv.Addr(), "queue send /q x --id 7 --delay 1", exitUsage, "--id does not go with --priority and --delay"},
-			{srv.Addr(), "queue send /q x --id 7 --layout kazoo", exitUsage, "IDs need zsync's own layout"},
+			{srv.Addr(), "queue send /q x --id 7 --layout kazoo", exitUsage, "--id needs zsync's own layout, not kazoo"},
 			{srv.Addr(), "queue cancel /q", exitUsage, "want: zsync queue cancel PATH ID [flags]"},
 			{srv.Addr(), "queue cancel /q 7", exitBusy, "there is no element with the ID 7"},
 			{srv.Addr(), "queue stats", exitUsage, "want: zsync queue stats PATH [flags]"},

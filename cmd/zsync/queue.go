@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,21 @@ var queueLayouts = map[string]zsync.QueueLayout{
 func (q *queueing) addFlags(cmd *cobra.Command) {
 	q.addTimeout(cmd)
 	cmd.Flags().StringVar(&q.layoutName, "layout", "zsync", "zsync, simple or distributed (Curator's SimpleDistributedQueue or DistributedQueue), or kazoo")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		layout, ok := queueLayouts[q.layoutName]
+		if !ok {
+			return fail(exitUsage, "unknown layout %q: want zsync, simple, distributed or kazoo", q.layoutName)
+		}
+		return q.check(layout)
+	}
+}
+
+// The method `needOwn` returns an error if `used` is true and the layout is of another library.
+func (q *queueing) needOwn(used bool, what string) error {
+	if !used || q.layoutName == "zsync" {
+		return nil
+	}
+	return fail(exitUsage, "%s needs zsync's own layout, not %s", what, q.layoutName)
 }
 
 func (q *queueing) addNull(cmd *cobra.Command) {
@@ -73,18 +89,11 @@ func (q *queueing) end() byte {
 
 // The method `open` connects to the queue at path. The caller closes the session.
 func (q *queueing) open(cmd *cobra.Command, path string, opts ...zsync.QueueOption) (*task, *zsync.Queue[[]byte], error) {
-	layout, ok := queueLayouts[q.layoutName]
-	if !ok {
-		return nil, nil, fail(exitUsage, "unknown layout %q: want zsync, simple, distributed or kazoo", q.layoutName)
-	}
-	if err := q.check(layout); err != nil {
-		return nil, nil, err
-	}
 	t, err := q.begin(cmd.Context(), nil, path)
 	if err != nil {
 		return nil, nil, err
 	}
-	opts = append(opts, zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(layout))
+	opts = append(opts, zsync.WithCodec(zsync.Raw), zsync.WithQueueLayout(queueLayouts[q.layoutName]))
 	queue := zsync.NewQueue[[]byte](t.session, path, opts...)
 	if err := queue.Err(); err != nil {
 		t.session.Close()
@@ -140,6 +149,28 @@ queue cancel removes the element by its ID.`,
 			if once && len(args) > 2 {
 				return fail(exitUsage, "--id is of one element, and here are %d", len(args)-1)
 			}
+			switch {
+			case priorities < 1 || priorities > 1000:
+				return fail(exitUsage, "--priorities %d: must be from 1 to 1000", priorities)
+			case priorities > 1 && q.layoutName == "simple":
+				return fail(exitUsage, "--priorities: there are none in the layout simple")
+			case cmd.Flags().Changed("priority") && (priority < 0 || priority >= priorities):
+				return fail(exitUsage, "--priority %d: must be from 0 to %d, with --priorities %d", priority, priorities-1, priorities)
+			case once && id == "":
+				return fail(exitUsage, "--id: the ID is empty")
+			case memory < seconds(time.Millisecond):
+				return fail(exitUsage, "--id-memory %v: must be at least a millisecond", &memory)
+			}
+			if err := cmp.Or(q.needOwn(once, "--id"), q.needOwn(key != "", "--key"), q.needOwn(delay > 0, "--delay")); err != nil {
+				return err
+			}
+			elements := make([][]byte, len(args)-1)
+			for i, a := range args[1:] {
+				var err error
+				if elements[i], err = q.encode([]byte(a)); err != nil {
+					return err
+				}
+			}
 			opts := []zsync.QueueOption{zsync.WithPriorities(priorities), zsync.WithIDMemory(time.Duration(memory))}
 			if key != "" {
 				opts = append(opts, zsync.WithKey(func([]byte) string { return key }))
@@ -150,7 +181,7 @@ queue cancel removes the element by its ID.`,
 			}
 			defer t.session.Close()
 			if once {
-				return verdict(q.sendOnce(t.waiting, cmd, queue, id, args[1:]), exitBusy)
+				return verdict(q.sendOnce(t.waiting, cmd, queue, id, elements), exitBusy)
 			}
 			send := queue.Send
 			switch {
@@ -161,15 +192,7 @@ queue cancel removes the element by its ID.`,
 					return queue.SendAt(ctx, time.Now().Add(time.Duration(delay)), vs...)
 				}
 			}
-			if len(args) > 1 {
-				elements := make([][]byte, 0, len(args)-1)
-				for _, a := range args[1:] {
-					element, err := q.encode([]byte(a))
-					if err != nil {
-						return err
-					}
-					elements = append(elements, element)
-				}
+			if len(elements) > 0 {
 				return verdict(send(t.waiting, elements...), exitBusy)
 			}
 			return sendAll(t.waiting, send, q.encodeAll(elementsOf(cmd.InOrStdin(), q.end())))
@@ -189,17 +212,15 @@ queue cancel removes the element by its ID.`,
 }
 
 // sendOnce sends one element with an ID. The element is the argument or the only line of the input.
-func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsync.Queue[[]byte], id string, args []string) (err error) {
-	var element []byte
-	if len(args) > 0 {
-		element, err = q.encode([]byte(args[0]))
-	} else {
-		element, err = onlyElement(ctx, q.encodeAll(elementsOf(cmd.InOrStdin(), q.end())))
+func (q *queueing) sendOnce(ctx context.Context, cmd *cobra.Command, queue *zsync.Queue[[]byte], id string, elements [][]byte) error {
+	if len(elements) == 0 {
+		element, err := onlyElement(ctx, q.encodeAll(elementsOf(cmd.InOrStdin(), q.end())))
+		if err != nil {
+			return err
+		}
+		elements = append(elements, element)
 	}
-	if err != nil {
-		return err
-	}
-	sent, err := queue.SendID(ctx, id, element)
+	sent, err := queue.SendID(ctx, id, elements[0])
 	if err == nil && !sent {
 		q.say(fmt.Errorf("%s: an element with the ID %s was sent before; nothing is stored", queue.Path(), printable(id)))
 	}

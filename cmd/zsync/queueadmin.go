@@ -93,8 +93,13 @@ func cancelCommand(c *client) *cobra.Command {
 if no consumer has claimed it. Exit status 75 means that it is claimed, or no longer in
 the queue. The ID is still remembered.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 2 {
+			switch err := q.needOwn(true, cmd.CommandPath()); {
+			case len(args) != 2:
 				return fail(exitUsage, "want: %s", cmd.UseLine())
+			case err != nil:
+				return err
+			case args[1] == "":
+				return fail(exitUsage, "the ID is empty")
 			}
 			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error {
 				removed, err := queue.Cancel(ctx, args[1])
@@ -195,6 +200,9 @@ func orderCommand(c *client, name, short, long string, do func(*zsync.Queue[[]by
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
+			if err := q.needOwn(true, cmd.CommandPath()); err != nil {
+				return err
+			}
 			return q.withQueue(cmd, args[0], func(ctx context.Context, queue *zsync.Queue[[]byte]) error { return do(queue, ctx) })
 		},
 	}
@@ -250,6 +258,9 @@ owner, reason and data (as stored, in base64).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
+			}
+			if err := q.needOwn(true, cmd.CommandPath()); err != nil {
+				return err
 			}
 			if only != "" {
 				i := slices.IndexFunc(states, func(s zsync.QueueState) bool { return s.String() == only })

@@ -52,6 +52,8 @@ func (w *working) check(cmd *cobra.Command, layout string) error {
 		return fail(exitUsage, "--max-attempts %d: must be at least 1", w.attempts)
 	case layout != "zsync" && flags.Changed("backoff") && w.backoff > 0:
 		return fail(exitUsage, "--backoff needs zsync's own layout, not %s", layout)
+	case layout != "zsync" && w.attempts > 0:
+		return fail(exitUsage, "--max-attempts needs zsync's own layout, not %s", layout)
 	case layout != "zsync":
 		w.backoff = 0
 	}

@@ -48,6 +48,12 @@ type timetable struct {
 func (t *timetable) add(cmd *cobra.Command) {
 	cmd.Flags().Var((*seconds)(&t.every), "every", "run at each multiple of `TIME`")
 	cmd.Flags().StringVar(&t.cron, "cron", "", "the five `FIELDS` of crontab(5), or @daily and the like")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if cmd.Flags().Changed("every") && t.every == 0 {
+			return fail(exitUsage, "--every 0: must be more than 0")
+		}
+		return nil
+	}
 }
 
 // The method `given` reports whether the command line has a timetable.
@@ -185,6 +191,9 @@ func (t *timetable) instant(at string) (time.Time, error) {
 		when, err := time.Parse(time.RFC3339Nano, at)
 		if err != nil {
 			return when, fail(exitUsage, "--at %s: want a time such as 2006-01-02T15:04:05Z", at)
+		}
+		if !instants.Recordable(when) {
+			return when, fail(exitUsage, "--at %s: must be after the zero time and before the year 10000", at)
 		}
 		return when, nil
 	}

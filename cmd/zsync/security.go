@@ -17,6 +17,17 @@ import (
 // This file has the global flags for security: the client's credentials, the identity of the
 // servers, and the ACL of created znodes. client.go has all other global flags.
 
+// refuseEmpty returns an error if the command line gives a flag for security an empty text, perhaps from
+// a variable that is not set. Without the error, the connection would have no credentials or no TLS.
+func refuseEmpty(cmd *cobra.Command, _ []string) error {
+	for _, name := range []string{"auth-file", "sasl-user", "sasl-password-file", "keytab", "principal", "server-principal", "tls-ca", "tls-cert", "tls-key", "tls-name"} {
+		if f := cmd.Flag(name); f.Changed && f.Value.String() == "" {
+			return fail(exitUsage, "--%s: is empty", name)
+		}
+	}
+	return nil
+}
+
 // The method `security` returns the options from the flags for security.
 func (c *client) security() (opts []zsync.Option, err error) {
 	auths, err := c.credentials()

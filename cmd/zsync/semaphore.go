@@ -33,6 +33,8 @@ It is a zsync.Semaphore. The command's environment has no ZSYNC_TOKEN.`,
 				return fail(exitUsage, "-n %d: must be at least 1", limit)
 			case permits < 1:
 				return fail(exitUsage, "--permits %d: must be at least 1", permits)
+			case permits > limit:
+				return fail(exitUsage, "--permits: %d permits exceed the limit of %d (-n)", permits, limit)
 			}
 			t, _, err := beginTask(h, cmd, args, false)
 			if err != nil {

@@ -47,7 +47,7 @@ wait first. Its keys:
 			if in == nil {
 				return fail(exitUsage, "top wants a terminal; zsync ls --watch does without")
 			}
-			h.shows = true
+			h.root, h.shows = true, true
 			t, err := h.begin(cmd.Context(), nil, root)
 			if err != nil {
 				return err

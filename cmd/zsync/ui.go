@@ -49,6 +49,9 @@ front. Programs can serve the same page: see package ui.`,
 				if !ok {
 					return fail(exitUsage, "--timetable %s: want PATH=FIELDS, five of crontab(5)", text)
 				}
+				if err := checkPaths([]string{path}, false); err != nil {
+					return err
+				}
 				table, err := parseCron(spec)
 				if err != nil {
 					return fail(exitUsage, "--timetable %s: want PATH=FIELDS, five of crontab(5): %w", text, err)
@@ -58,7 +61,7 @@ front. Programs can serve the same page: see package ui.`,
 			if err := checkAddress(listen); err != nil {
 				return err
 			}
-			h.shows = true
+			h.root, h.shows = true, true
 			t, err := h.begin(cmd.Context(), nil, opts.Root)
 			if err != nil {
 				return err
