@@ -142,6 +142,7 @@ type task struct {
 	signals <-chan os.Signal
 	missed  os.Signal // a signal that came just after the end of the command
 	told    bool      // during the run of the command, a signal came that ends zsync, not only this run
+	ran     bool      // the command was run
 	stop    func()    // ends the wait; after the call, signals stay in the channel `signals`
 }
 
@@ -216,6 +217,8 @@ func (t *task) under(h hold) error {
 		reason = " (" + why.Reason.String() + ")"
 	}
 	switch {
+	case lost(err) && !t.ran:
+		return fail(exitLost, "%s: the hold was lost%s before %s was run", t.path, reason, t.argv[0])
 	case lost(err):
 		return fail(exitLost, "%s: the hold was lost%s, and %s was stopped", t.path, reason, t.argv[0])
 	case errors.Is(released, zsync.ErrLost):
@@ -252,19 +255,25 @@ func (t *task) acquire(h hold) error {
 
 // The method `run` ends the wait and runs the command.
 func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, error)) error {
+	late := t.busy
+	if t.try {
+		late = exitServers
+	}
+	env := []string{fmt.Sprintf("ZSYNC_HELD=%s %d", t.path, os.Getpid())}
+	var err error
+	if tokens != nil { // the servers may not answer, so a signal and the time limit end this request, too
+		var toks []int64
+		toks, err = tokens(t.waiting)
+		env = append(env, tokenVariable(toks))
+	}
 	t.stop()
+	if err != nil {
+		return verdict(err, late)
+	}
 	if t.waiting.Err() != nil { // the wait ended at the same instant
-		return verdict(context.Cause(t.waiting), t.busy)
+		return verdict(context.Cause(t.waiting), late)
 	}
-	c := &child{host: t.host, session: t.session.ID(), argv: t.argv, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
-	c.env = append(c.env, fmt.Sprintf("ZSYNC_HELD=%s %d", t.path, os.Getpid()))
-	if tokens != nil {
-		toks, err := tokens(t.waiting)
-		if err != nil {
-			return verdict(err, t.busy)
-		}
-		c.env = append(c.env, tokenVariable(toks))
-	}
+	c := &child{host: t.host, session: t.session.ID(), argv: t.argv, env: env, signals: t.signals, lost: lost, killAfter: t.grace(), onLost: t.onLost}
 	select {
 	case <-lost:
 		// After a loss, the next holder may be running already, so do not start the command. This
@@ -274,6 +283,7 @@ func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, 
 		return fail(exitLost, "%s: the hold was lost before %s was run", t.path, t.argv[0])
 	default:
 	}
+	t.ran = true
 	status, err := c.run()
 	t.missed, t.told = c.missed, c.told
 	switch {

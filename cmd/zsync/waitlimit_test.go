@@ -3,6 +3,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -57,6 +58,54 @@ func TestTryEndsSoonWhereNoServerAnswers(t *testing.T) {
 			}
 			if took := time.Since(began); took > 7*time.Second {
 				t.Errorf("%s: it took %v", hang.what, took)
+			}
+		}
+	})
+}
+
+// The command needs a token, and no server answers after the grant.
+func TestWaitForATokenEndsAsTheWaitForTheHoldDoes(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, tt := range []struct {
+			args, messages string
+			signal         os.Signal
+			status         int
+			limit          time.Duration
+		}{
+			{args: "lock /p", signal: syscall.SIGTERM, status: 128 + int(syscall.SIGTERM), limit: 5 * time.Second},
+			{args: "elect /e --again", signal: syscall.SIGINT, status: 128 + int(syscall.SIGINT), limit: 5 * time.Second},
+			{args: "lock /p --timeout 3", status: exitBusy, messages: "gave up after 3s", limit: 5 * time.Second},
+			{args: "lock /p --try", status: exitServers, messages: "no server answered within 5s", limit: 7 * time.Second},
+			{args: "lock /p", status: exitLost, messages: "the hold was lost .* before echo was run\n$", limit: time.Minute},
+		} {
+			asked := make(chan struct{})
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				select {
+				case <-asked:
+					return zktest.Hang
+				default:
+				}
+				if r.Op == zktest.OpSetData {
+					close(asked)
+					return zktest.Hang
+				}
+				return zktest.Pass
+			})
+			began := time.Now()
+			r := start(t, srv.Addr(), "", append(strings.Fields(tt.args), "--", "echo", "no")...)
+			<-asked
+			if tt.signal != nil {
+				r.signal(tt.signal)
+			}
+			if wrong := r.outcome(tt.status, "", tt.messages); wrong != "" {
+				t.Error(wrong)
+			}
+			if took := time.Since(began); took > tt.limit {
+				t.Errorf("%s: it took %v", tt.args, took)
+			}
+			srv.Intercept(nil)
+			for _, id := range srv.Sessions() {
+				srv.Expire(id)
 			}
 		}
 	})
