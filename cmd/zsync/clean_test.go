@@ -7,8 +7,10 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -193,5 +195,26 @@ func TestDoctorDeletesOnlyWhatIsStillAsShown(t *testing.T) {
 			t.Error("it has deleted something that was not as shown")
 		}
 		start(t, srv.Addr(), "", "doctor", "--yes").want(exitUsage, "")
+	})
+}
+
+func TestDoctorThatAsksEndsWithASignalAndItsTimeout(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		if _, err := stranger(t, srv).Create("/gone-live", []byte(marks.Dir), 0, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(25 * time.Hour)
+		in, out := io.Pipe() // nobody answers
+		t.Cleanup(func() { out.Close(); in.Close() })
+		r := startReading(t, srv.Addr(), in, "doctor", "--clean", "--admin-port", "0")
+		await(t, func() bool { return strings.Contains(r.stdout.String(), "[y/N]") }, "the question")
+		r.signal(os.Interrupt)
+		if got := r.wait(); got != 128+int(syscall.SIGINT) {
+			t.Errorf("after a signal, exit status %d and %q", got, &r.stderr)
+		}
+		late := startReading(t, srv.Addr(), in, "doctor", "--clean", "--admin-port", "0", "--timeout", "30")
+		if got := late.wait(); got != exitBusy || !strings.Contains(late.stderr.String(), "gave up after 30s") {
+			t.Errorf("after the timeout, exit status %d and %q", got, &late.stderr)
+		}
 	})
 }

@@ -443,8 +443,13 @@ func (d *doctor) cleanUp(ctx context.Context, cmd *cobra.Command) error {
 			fmt.Fprintln(out, "would delete", plain(l.path))
 		}
 		fmt.Fprintf(out, "delete %s? [y/N] ", count(len(d.leftovers), "znode"))
-		answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-		if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
+		var answer input
+		select {
+		case answer = <-elementsOf(cmd.InOrStdin(), '\n'):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if a := strings.ToLower(strings.TrimSpace(string(answer.element))); a != "y" && a != "yes" {
 			_, err := fmt.Fprintln(out, "nothing is deleted")
 			return outputError(err)
 		}
