@@ -261,10 +261,10 @@ type statusError struct {
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d: %v", e.status, e.err) }
 func (e *statusError) Unwrap() error { return e.err }
 
-// outputError adds an exit status to err, which is the error of a write.
+// outputError adds an exit status to err, which is the error of a write, unless it has one.
 func outputError(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.As(err, new(*statusError)) {
+		return err
 	}
 	return fail(exitOutput, "standard output: %w", err)
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -282,7 +281,7 @@ owner, reason and data (as stored, in base64).`,
 							return err
 						}
 						if asJSON {
-							err = json.NewEncoder(out).Encode(itemLineOf(item))
+							err = writeLine(out, itemLineOf(item))
 						} else {
 							err = q.printItem(t, item)
 						}

@@ -245,9 +245,17 @@ func TestQueueLsListsElementsByState(t *testing.T) {
 			t.Errorf("%s%s", &r.stdout, &r.stderr)
 		}
 		start(t, srv.Addr(), "", "queue", "ls", "/q", "--state", "claimed", "--json").want(0, "")
+		const owner = "\u009b2J<\x7f" // the first character controls some terminals
+		start(t, srv.Addr(), "", "queue", "recv", "/q", "-n", "1", "--owner", owner, "--", does(t, func(*memoryProcess) int {
+			r = start(t, srv.Addr(), "", "queue", "ls", "/q", "--state", "claimed", "--json")
+			if r.wait(); json.Unmarshal([]byte(r.stdout.String()), &l) != nil || l.Owner != owner || !strings.Contains(r.stdout.String(), `"owner":"\u009b2J<\u007f"`) {
+				t.Errorf("%s%s", &r.stdout, &r.stderr)
+			}
+			return 0
+		})).want(0, "")
 		start(t, srv.Addr(), "", "queue", "ls", "/q", "--state", "gone").want(exitUsage, "")
 		start(t, srv.Addr(), "", "queue", "ls").want(exitUsage, "")
-		start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "3\n")
+		start(t, srv.Addr(), "", "queue", "len", "/q").want(0, "2\n")
 	})
 }
 
