@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"path"
@@ -90,6 +91,9 @@ The exit status is 1 if zsync doctor finds a problem.`,
 			}
 			if d.yes && !d.clean {
 				return fail(exitUsage, "--yes goes with --clean")
+			}
+			if d.admin < 0 || d.admin > math.MaxUint16 {
+				return fail(exitUsage, "--admin-port %d: must be from 0 to %d", d.admin, math.MaxUint16)
 			}
 			root := "/"
 			if len(args) == 1 {

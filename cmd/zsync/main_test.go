@@ -1905,6 +1905,10 @@ func TestBadArgumentsAreRefusedBeforeTheConnection(t *testing.T) {
 
 func TestErrorsSayWhatToDo(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		bad := filepath.Join(t.TempDir(), "bad")
+		if err := os.WriteFile(bad, []byte("digest:me:secret\nsecret\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		start(t, srv.Addr(), "", "value", "set", "/text", "--raw", "abc").want(0, "")
 		for _, tt := range []struct {
 			servers string
@@ -1926,7 +1930,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 			{srv.Addr(), "lock /p --", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
 			{srv.Addr(), "lock -- true", exitUsage, "want: zsync lock PATH... [flags] -- CMD [ARG...]"},
 			{srv.Addr(), "lock /p --bogus -- true", exitUsage, "unknown flag: --bogus"},
-			{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "SCHEME:CREDENTIALS"},
+			{srv.Addr(), "lock /p --auth digest -- true", exitUsage, "--auth: credentials must be SCHEME:CREDENTIALS"},
+			{srv.Addr(), "lock /p --auth :secret -- true", exitUsage, "--auth: credentials must be SCHEME:CREDENTIALS"},
+			{srv.Addr(), "lock /p --auth-file " + bad + " -- true", exitConfig, "--auth-file " + bad + ": credentials must be SCHEME:CREDENTIALS"},
+			{srv.Addr(), "doctor --admin-port -1", exitUsage, "--admin-port -1: must be from 0 to 65535"},
 			{srv.Addr(), "lock /p --auth-file /nonexistent -- true", exitConfig, "--auth-file: open /nonexistent: no such file"},
 			{srv.Addr(), "lock /p --auth-file /dev/null -- true", exitConfig, "there is nothing in it"},
 			{srv.Addr(), "lock /p --acl creator -- true", exitUsage, "--acl creator: there are no credentials"},

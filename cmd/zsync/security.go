@@ -35,10 +35,7 @@ func (c *client) security() (opts []zsync.Option, err error) {
 		return nil, err
 	}
 	for _, a := range auths {
-		scheme, credentials, ok := strings.Cut(a, ":")
-		if !ok { // the message omits the text, which may be a password
-			return nil, fail(exitUsage, "credentials must be SCHEME:CREDENTIALS, such as digest:user:password")
-		}
+		scheme, credentials, _ := strings.Cut(a, ":")
 		opts = append(opts, zsync.WithAuth(scheme, []byte(credentials)))
 	}
 	mechanism, err := c.sasl.mechanism(c.getenv("ZSYNC_SASL_PASSWORD"))
@@ -63,8 +60,14 @@ func (c *client) security() (opts []zsync.Option, err error) {
 // The method `credentials` returns the credentials of the environment, of --auth-file and of
 // --auth.
 func (c *client) credentials() (auths []string, err error) {
+	add := func(from string, status int, text string) {
+		if strings.IndexByte(text, ':') < 1 && err == nil { // the message omits the text, which may be a password
+			err = fail(status, "%s: credentials must be SCHEME:CREDENTIALS, such as digest:user:password", from)
+		}
+		auths = append(auths, text)
+	}
 	if env := c.getenv("ZSYNC_AUTH"); env != "" {
-		auths = append(auths, env)
+		add("ZSYNC_AUTH", exitUsage, env)
 	}
 	if c.authIn != "" {
 		data, err := os.ReadFile(c.authIn)
@@ -74,14 +77,17 @@ func (c *client) credentials() (auths []string, err error) {
 		before := len(auths)
 		for line := range strings.Lines(string(data)) {
 			if line = strings.TrimRight(line, "\r\n"); line != "" {
-				auths = append(auths, line)
+				add("--auth-file "+c.authIn, exitConfig, line)
 			}
 		}
 		if len(auths) == before {
 			return nil, fail(exitConfig, "--auth-file %s: there is nothing in it", c.authIn)
 		}
 	}
-	return append(auths, c.auth...), nil
+	for _, a := range c.auth {
+		add("--auth", exitUsage, a)
+	}
+	return auths, err
 }
 
 // accessList returns the ACL from --acl. With credentials, the default is an ACL that gives all
