@@ -1853,6 +1853,8 @@ func TestAnAddressThatIsInUseIsRefused(t *testing.T) {
 
 func TestBadArgumentsAreRefusedBeforeTheConnection(t *testing.T) {
 	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		endless, w := io.Pipe()
+		t.Cleanup(func() { w.Close(); endless.Close() })
 		for _, tt := range []struct{ args, message string }{ // '' is an empty argument
 			{"once / --reset", `path "/" is the root`},
 			{"barrier close /", `path "/" is the root`},
@@ -1860,6 +1862,8 @@ func TestBadArgumentsAreRefusedBeforeTheConnection(t *testing.T) {
 			{"int get /", `path "/" is the root`},
 			{"map get / k", `path "/" is the root`},
 			{"value get /", `path "/" is the root`},
+			{"value set v", `path "v" is relative`}, // not after the input
+			{"map set m k", `path "m" is relative`},
 			{"schedule last /", `path "/" is the root`},
 			{"queue send / x", `path "/" is the root`},
 			{"queue send /q x --priorities 0", "--priorities 0: must be from 1 to 1000"},
@@ -1896,7 +1900,7 @@ func TestBadArgumentsAreRefusedBeforeTheConnection(t *testing.T) {
 			for i, arg := range args {
 				args[i] = strings.Trim(arg, "'")
 			}
-			if wrong := start(t, "127.0.0.1:1", "", args...).outcome(exitUsage, "", "^zsync: .*"+regexp.QuoteMeta(tt.message)); wrong != "" {
+			if wrong := startReading(t, "127.0.0.1:1", endless, args...).outcome(exitUsage, "", "^zsync: .*"+regexp.QuoteMeta(tt.message)); wrong != "" {
 				t.Error(wrong)
 			}
 		}

@@ -105,6 +105,9 @@ every value is text, as for NewMap[string], and --raw for bytes.`,
 			if len(args) < 2 {
 				return fail(exitUsage, "want: %s", cmd.UseLine())
 			}
+			if err := checkPaths(args[:1], false); err != nil { // before a read of the input, which may not end
+				return err
+			}
 			data, err := e.argumentOrInput(cmd, args[2:])
 			if err != nil {
 				return err

@@ -97,6 +97,9 @@ every value is text, as for NewValue[string], and --raw for bytes.`,
 			if err := e.check(cmd); err != nil {
 				return err
 			}
+			if err := checkPaths(args[:1], false); err != nil { // before a read of the input, which may not end
+				return err
+			}
 			data, err := e.argumentOrInput(cmd, args[1:])
 			if err != nil {
 				return err
