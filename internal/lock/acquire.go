@@ -25,7 +25,6 @@ type Place struct {
 	Behind *Ahead // where Take records the contenders ahead; nil if Take makes no record
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
-
 	// If one of these is closed while p waits for a contender, Take returns ErrInterrupted, and p keeps its
 	// place: another Take continues the wait.
 	Interrupts [2]<-chan struct{}
