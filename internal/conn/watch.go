@@ -31,9 +31,12 @@ type WatchKey struct {
 //
 // All waiters for a key share at most one watch on the server, and each waiter may leave at any
 // time. To watch a znode, call `Join`, then read the znode, then wait for `Fired`. A watch is armed
-// if the server has it. If a key has a waiter and its watch is not armed, the connection sets the
-// watch flag of every read of the key. So every change after the state that a waiter has read fires
-// the watch. A watch fires once: the waiter must then join another, and read again.
+// if the server has it. If a key has a waiter, the connection sets the watch flag of every read of
+// the key. So every change after the state that a waiter has read fires the watch. A watch fires
+// once: the waiter must then join another, and read again.
+//
+// A read of an armed watch has the flag, too. ZooKeeper since 3.8.4 drops a watch without an event if the
+// client may not read the znode at the change. The next read then sets the watch again.
 //
 // A watch without a waiter is idle. Idle watches stay for later waiters, up to a limit. At each reply
 // that arms a watch, and at each ping, the client has half of them removed if they are that many.
@@ -41,7 +44,7 @@ type WatchKey struct {
 // No other type records whether the server has a watch. The connection calls these methods in the
 // order of the packets:
 //
-//	ask        a read is written: with the flag, if the key has a waiter and is not armed
+//	ask        a read is written: with the flag, if the key has a waiter
 //	answered   its reply has come: armed
 //	forget     it is idle, and no read with the flag is unanswered: not armed. A removal is written
 //	Fire       the event has come: not armed
@@ -180,7 +183,7 @@ func (h *Watches) ask(key WatchKey) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	w := h.watches[key]
-	return w != nil && !w.Armed
+	return w != nil && w.Waiters > 0
 }
 
 // The method `answered` processes the reply to a read of `key` with the flag. The argument `code` is

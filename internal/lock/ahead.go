@@ -78,7 +78,8 @@ func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation) (gone bool) 
 }
 
 // AwaitEither waits until either watch has fired, and calls Look during the wait. One of the watches
-// must fire when the first contender leaves.
+// must fire when the first contender leaves. AwaitEither also returns if Look finds that it has left: see
+// [conn.Watches].
 func (a *Ahead) AwaitEither(ctx context.Context, inc *session.Incarnation, one, two *conn.Watch) error {
 	for start := time.Now(); ; {
 		due := time.Now().Add(min(max(time.Since(start), lookAfter), lookEvery))
@@ -87,8 +88,11 @@ func (a *Ahead) AwaitEither(ctx context.Context, inc *session.Incarnation, one, 
 		}
 		until, stop := inc.Manager.Until(ctx, one.Fired)
 		until, stopToo := inc.Manager.Until(until, two.Fired)
-		a.Look(until, inc)
+		gone := a.Look(until, inc)
 		stopToo()
 		stop()
+		if gone {
+			return nil
+		}
 	}
 }
