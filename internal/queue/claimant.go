@@ -152,7 +152,10 @@ func (c *claimant) finish() {
 		c.q.trace.Line(c.q.m.TraceLoss(c.traceLine(trace.Loss, lost), loss))
 	}
 	if made && c.inc.Ctx.Err() == nil {
-		znodes.Delete(c.inc, &znodes.Deletion{Paths: []string{c.path()}, MayStay: true}).Await(session.Grace)
+		// Unless the claimant was idle, consumers wait for this deletion: the boards may record claims of the mark.
+		znodes.Delete(c.inc, &znodes.Deletion{Paths: []string{c.path()}, MayStay: loss == context.Canceled, By: func() error {
+			return znodes.RemoveNow(c.inc.Ctx, c.inc, c.path())
+		}}).Await(session.Grace)
 		c.inc.Watches.Fire(zk.EventNodeDataChanged, c.q.dir) // the elements are free: wakes the consumers of this session
 	}
 	left()

@@ -405,6 +405,8 @@ func (c *claimant) orphaned(es []*entry, open bool) {
 			return err
 		})
 		switch {
+		case err != nil && session.OutcomeOf(err) == session.Answered:
+			end(fmt.Errorf("the claim was lost before the answer, so whether it was applied is unknown: %v", err)) // %v: this is no refusal of the fate
 		case err != nil:
 			end(session.ErrClosed) // the servers may have applied it
 		case there:

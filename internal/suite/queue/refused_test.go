@@ -5,12 +5,15 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -173,6 +176,65 @@ func TestABucketThatCannotBeReadIsReportedAndPassedOverForAMinute(t *testing.T) 
 		}
 		if len(refusals) != 1 || !errors.Is(refusals[0], zk.ErrNoAuth) || !strings.Contains(refusals[0].Error(), "skip it for a minute") {
 			t.Errorf("the errors are %v", refusals)
+		}
+	})
+}
+
+// The servers do not show whether they have applied an Ack, and refuse to delete the consumer's mark for a
+// while. Then Ack says that its outcome is unknown, and the element is free for others when the permission
+// is back: the client repeats the deletion, or ends its session.
+func TestElementsOfALostClaimAreFreeThoughTheServersHaveRefusedToDeleteItsMark(t *testing.T) {
+	for _, refused := range []time.Duration{5 * time.Second, time.Minute} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s, other := open(t, srv), zsync.NewQueue[int](open(t, srv), "/q")
+			q := zsync.NewQueue[int](s, "/q")
+			must(t, q.Send(t.Context(), 1))
+			d, err := q.Receive(t.Context())
+			must(t, err)
+			id := s.ID()
+			var refusing atomic.Bool
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Session != id, !strings.HasPrefix(r.Path, "/q") && r.Op != zktest.OpMulti, r.Op == zktest.OpSync:
+				case r.Op == zktest.OpMulti && refusing.CompareAndSwap(false, true):
+					return zktest.DropRequest
+				case refusing.Load():
+					return zktest.Fail(zktest.CodeNoAuth)
+				}
+				return zktest.Pass
+			})
+			time.AfterFunc(refused, func() { srv.Intercept(nil) })
+			if err := d.Ack(harness.Within(t, time.Minute)); err == nil || errors.Is(err, zsync.ErrClosed) || !strings.Contains(err.Error(), "whether it was applied is unknown") {
+				t.Errorf("refused for %v: Ack = %v", refused, err)
+			}
+			if again, err := other.Receive(harness.Within(t, time.Minute)); err != nil || again.Value != 1 {
+				t.Errorf("refused for %v: Receive = %v, %v; want 1", refused, again.Value, err)
+			}
+		})
+	}
+}
+
+// The mark of a consumer that has ended goes, too, when the servers permit its deletion again.
+func TestAnIdleConsumerLeavesNoMarkThoughTheServersHaveRefusedToDeleteIt(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		q := zsync.NewQueue[int](s, "/q")
+		must(t, q.Send(t.Context(), 1))
+		_, _, err := q.TryRecv(t.Context())
+		must(t, err)
+		id, refusals := s.ID(), 0
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpDelete && strings.HasPrefix(r.Path, "/q-live/") {
+				refusals++
+				return zktest.Fail(zktest.CodeNoAuth)
+			}
+			return zktest.Pass
+		})
+		time.Sleep(time.Minute)
+		srv.Intercept(nil)
+		time.Sleep(time.Minute)
+		if left := suite.ChildrenOf(t, s, "/q-live"); len(left) > 0 || refusals == 0 || s.ID() != id {
+			t.Errorf("left %v after %d refusals, session %x, want %x", left, refusals, s.ID(), id)
 		}
 	})
 }
