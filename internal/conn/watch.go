@@ -32,11 +32,9 @@ type WatchKey struct {
 // All waiters for a key share at most one watch on the server, and each waiter may leave at any
 // time. To watch a znode, call `Join`, then read the znode, then wait for `Fired`. A watch is armed
 // if the server has it. If a key has a waiter, the connection sets the watch flag of every read of
-// the key. So every change after the state that a waiter has read fires the watch. A watch fires
-// once: the waiter must then join another, and read again.
-//
-// A read of an armed watch has the flag, too. ZooKeeper since 3.8.4 drops a watch without an event if the
-// client may not read the znode at the change. The next read then sets the watch again.
+// the key: ZooKeeper since 3.8.4 drops even an armed watch, without an event, if the client may not read
+// the znode at its change. So every other change after the state that a waiter has read fires the watch.
+// A watch fires once: the waiter must then join another, and read again.
 //
 // A watch without a waiter is idle. Idle watches stay for later waiters, up to a limit. At each reply
 // that arms a watch, and at each ping, the client has half of them removed if they are that many.
@@ -50,8 +48,8 @@ type WatchKey struct {
 //	Fire       the event has come: not armed
 //	resend     a new connection: armed watches are set again before any other request
 //
-// So for every armed watch, the server has the watch, or its event is on the way, or the client sets
-// the watch again before any other request. The server may also have a watch that is
+// So for every armed watch, the server has the watch or has dropped it, or its event is on the way, or the
+// client sets the watch again before any other request. The server may also have a watch that is
 // not armed here. Such a watch does no harm, because Watches ignores an event without a waiter.
 type Watches struct {
 	Mu      sync.Mutex

@@ -81,18 +81,16 @@ func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation) (gone bool) 
 // must fire when the first contender leaves. AwaitEither also returns if Look finds that it has left: see
 // [conn.Watches].
 func (a *Ahead) AwaitEither(ctx context.Context, inc *session.Incarnation, one, two *conn.Watch) error {
-	for start := time.Now(); ; {
+	for start, gone := time.Now(), false; !gone; {
 		due := time.Now().Add(min(max(time.Since(start), lookAfter), lookEvery))
 		if err := inc.AwaitAny(ctx, []*conn.Watch{one, two}, due); err != nil || session.IsClosed(one.Fired) || session.IsClosed(two.Fired) {
 			return err
 		}
 		until, stop := inc.Manager.Until(ctx, one.Fired)
 		until, stopToo := inc.Manager.Until(until, two.Fired)
-		gone := a.Look(until, inc)
+		gone = a.Look(until, inc)
 		stopToo()
 		stop()
-		if gone {
-			return nil
-		}
 	}
+	return nil
 }
