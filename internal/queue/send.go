@@ -111,7 +111,7 @@ func (q *Common) overhead() int {
 type outbox struct {
 	*producer
 	group []*parcel
-	next  map[int]*tail // by priority, the tails as the `steps` leave them
+	tails map[int]*tail // by priority, the tails as the `steps` leave them
 	steps []step        // one attempt
 
 	// The fields below are for a transaction of the program.
@@ -124,8 +124,7 @@ type outbox struct {
 type tail struct {
 	version int32 // of the znode; -1 if it does not exist
 	bucket  int64 // number of the newest bucket; -1 if it does not exist
-	least   int64 // the next bucket has at least this number: when the client read the tail, no bucket had such a number
-	full    bool  // the newest bucket is full, or does not exist
+	next    int64 // if the newest bucket is full or does not exist, the number of the next bucket; otherwise 0
 }
 
 // maxGroup is the largest number of elements that a transaction stores for several calls of Send. A
@@ -250,12 +249,12 @@ func (x *load) apply(ctx context.Context, commit func(ops []any) ([]zk.MultiResp
 		}
 		rs, err := commit(opsOf(steps))
 		if err == nil {
-			return x.answered(rs), nil
+			return x.learn(rs), nil
 		}
 		// If the outcome is unknown, the responses show only which operation the last attempt has failed at.
 		i, open := znodes.FailedOp(rs), session.OutcomeOf(err) != session.Answered
 		if open {
-			x.forget()
+			x.learn(nil)
 		}
 		if i < len(x.ops) || open {
 			return rs[:min(len(rs), len(x.ops))], err
@@ -279,22 +278,25 @@ func (x *load) steps(ctx context.Context, inc *session.Incarnation) (steps []ste
 	return steps, nil
 }
 
-// The method `answered` is called with the responses to the steps. It returns the responses to the
-// program's operations.
-func (x *load) answered(rs []zk.MultiResponse) []zk.MultiResponse {
+// The method `learn` records how the applied steps have left the tails. The argument `rs` has the responses to
+// the steps. It is nil if the reply was lost: the transaction may have filled a bucket. The method returns the
+// responses to the program's operations.
+func (x *load) learn(rs []zk.MultiResponse) []zk.MultiResponse {
 	at := len(x.ops)
-	for _, s := range x.sends {
-		s.learn(rs[at : at+len(s.steps)])
-		at += len(s.steps)
+	for _, o := range x.sends {
+		for prio, t := range o.tails {
+			o.known.Store(prio, t)
+		}
+		for i, s := range o.steps {
+			if _, creates := s.op.(*zk.CreateRequest); creates && (rs == nil || rs[at+i].String == "") {
+				o.forget()
+			} else if creates {
+				o.filled(rs[at+i].String)
+			}
+		}
+		at += len(o.steps)
 	}
-	return rs[:len(x.ops)]
-}
-
-// The method `forget` is called if the outcome is unknown: the transaction may have filled a bucket.
-func (x *load) forget() {
-	for _, s := range x.sends {
-		s.forget()
-	}
+	return rs[:min(len(rs), len(x.ops))]
 }
 
 // The method `leave` is called when the load is applied or refused.
@@ -305,31 +307,19 @@ func (x *load) leave() {
 	}
 }
 
-// The method `learn` records the tails. The responses show which buckets are full.
-func (o *outbox) learn(rs []zk.MultiResponse) {
-	for i, r := range rs {
-		if _, creates := o.steps[i].op.(*zk.CreateRequest); creates && r.String == "" { // the reply was lost
-			o.forget()
-			return
-		}
-		if b, full := o.filled(r.String); full && !b.delayed {
-			o.next[b.prio].full = true
-		}
-	}
-	for prio, t := range o.next {
-		o.known.Store(prio, t)
-	}
-}
-
 // The method `filled` is called with the path of each znode that a transaction has created. If the znode
-// is an element that fills its bucket, `filled` returns the bucket, and forgets a delayed bucket.
-func (q *producer) filled(path string) (b bucket, full bool) {
+// is an element that fills its bucket, the next element needs another bucket.
+func (q *producer) filled(path string) {
 	b, ok := parseBucket(znodes.BaseName(znodes.ParentPath(path)))
 	e, is := parseElement(b, znodes.BaseName(path))
-	if full = ok && is && e.seq >= bucketSize-1; full && b.delayed {
-		q.slots.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
+	if !ok || !is || e.seq < bucketSize-1 {
+		return
 	}
-	return b, full
+	if b.delayed {
+		q.slots.Delete(b.name[:strings.LastIndex(b.name, "-")+1])
+	} else if t, ok := q.known.Load(b.prio); ok && t.(*tail).bucket == b.number {
+		q.known.Store(b.prio, &tail{t.(*tail).version, b.number, b.number + 1})
+	}
 }
 
 // The method `locate` returns the tail of a priority. Unless the producer knows the tail, it reads the tail. If
@@ -354,24 +344,29 @@ func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio in
 	}
 	// Each transaction that creates a bucket has a higher zxid than the number of that bucket. It writes the
 	// queue's znode, and adds a child.
-	n, t := nodes[1], &tail{version: -1, bucket: -1, least: max(nodes[0].Stat.Mzxid, nodes[0].Stat.Pzxid), full: true}
+	zxid := max(nodes[0].Stat.Mzxid, nodes[0].Stat.Pzxid)
+	n := nodes[1]
 	if n.Stat == nil {
-		return t, nil
+		return &tail{-1, -1, zxid}, nil
 	}
-	t.version = n.Stat.Version
-	if t.bucket, err = strconv.ParseInt(string(n.Data), 10, 64); err != nil || t.bucket < 0 {
+	number, err := strconv.ParseInt(string(n.Data), 10, 64)
+	if err != nil || number < 0 {
 		return nil, znodes.Mixed(q.m, q.dir)
 	}
 	// The producer that fills a bucket creates the next one in its next Send. If it sends no more, the tail
 	// still names the full bucket.
-	if nodes, err = znodes.GetAll(ctx, inc, []string{znodes.ChildPath(q.dir, bucketName(prio, t.bucket))}); err != nil {
+	if nodes, err = znodes.GetAll(ctx, inc, []string{znodes.ChildPath(q.dir, bucketName(prio, number))}); err != nil {
 		return nil, err
 	}
-	if nodes[0].Stat == nil { // another client has deleted the newest bucket, but not the queue
-		t.least, t.bucket = max(t.least, t.bucket+1), -1
-	} else if t.full = newLot(bucket{}, nodes[0]).last >= bucketSize-1; !t.full { // a stale `least` might be used again, in a new queue
-		q.known.Store(prio, t)
+	next := max(number+1, zxid) // the client does not remember it: a new queue might have a bucket of this number
+	if nodes[0].Stat == nil {
+		return &tail{n.Stat.Version, -1, next}, nil // another client has deleted the newest bucket, but not the queue
 	}
+	if newLot(bucket{}, nodes[0]).last >= bucketSize-1 {
+		return &tail{n.Stat.Version, number, next}, nil
+	}
+	t := &tail{n.Stat.Version, number, 0}
+	q.known.Store(prio, t)
 	return t, nil
 }
 
@@ -379,32 +374,33 @@ func (q *producer) locate(ctx context.Context, inc *session.Incarnation, prio in
 // producer knows. After a refusal, a cure has corrected that knowledge.
 func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 	o.group = slices.DeleteFunc(o.group, func(p *parcel) bool { return p.err != nil })
-	if o.steps, o.next = nil, make(map[int]*tail); len(o.group) == 0 {
+	o.steps, o.tails = nil, make(map[int]*tail)
+	if len(o.group) == 0 {
 		return nil
 	}
 	if err := o.vet(ctx, inc); err != nil {
 		return err
 	}
 	o.add(ring(o.dir), o.anew) // the bell
-	keyed, tails := false, make(map[int]*tail)
+	keyed := false
 	for _, p := range o.group {
-		var err error
-		if tails[p.prio] == nil {
-			if tails[p.prio], err = o.locate(ctx, inc, p.prio); err != nil {
+		if o.tails[p.prio] == nil {
+			t, err := o.locate(ctx, inc, p.prio)
+			if err != nil {
 				return err
 			}
+			o.open(p.prio, t)
 		}
-		dir, cure := "", o.anew
-		if p.due == 0 {
-			if o.next[p.prio] == nil {
-				o.open(p.prio, *tails[p.prio])
+		dir, cure := znodes.ChildPath(o.dir, bucketName(p.prio, o.tails[p.prio].bucket)), o.anew
+		if p.due > 0 {
+			var err error
+			dir, cure, err = o.slot(ctx, inc, slotOf(p.prio, p.due, time.Now().UnixMilli()))
+			if session.IsNoNode(err) {
+				o.forget() // another client has deleted the queue
+				return o.build(ctx, inc)
+			} else if err != nil {
+				return err
 			}
-			dir = znodes.ChildPath(o.dir, bucketName(p.prio, o.next[p.prio].bucket))
-		} else if dir, cure, err = o.slot(ctx, inc, slotOf(p.prio, p.due, time.Now().UnixMilli())); session.IsNoNode(err) {
-			o.forget() // another client has deleted the queue
-			return o.build(ctx, inc)
-		} else if err != nil {
-			return err
 		}
 		if p.id != "" {
 			o.identify(ctx, p, znodes.BaseName(dir))
@@ -441,13 +437,12 @@ func (o *outbox) anew(_ *session.Incarnation, err error) error {
 }
 
 // The method `open` adds the steps that a bucket needs before it gets elements: a check that it is
-// the newest bucket, or the creation of the next bucket. It records in o.next the tail as it will be
+// the newest bucket, or the creation of the next bucket. It records in o.tails the tail as it will be
 // after these steps.
-func (o *outbox) open(prio int, t tail) {
+func (o *outbox) open(prio int, t *tail) {
 	acl := o.m.Config.ACL
 	path := znodes.ChildPath(o.dir, tailName(prio))
-	o.next[prio] = &t
-	if !t.full {
+	if o.tails[prio] = t; t.next == 0 {
 		o.add(&zk.CheckVersionRequest{Path: path, Version: t.version}, o.anew)
 		return
 	}
@@ -457,15 +452,14 @@ func (o *outbox) open(prio int, t tail) {
 		// name: the numbers of its buckets begin with its own zxid.
 		o.add(&zk.CheckVersionRequest{Path: znodes.ChildPath(o.dir, bucketName(prio, t.bucket)), Version: -1}, o.anew)
 	}
-	t.bucket = max(t.bucket+1, t.least)
-	number := []byte(strconv.FormatInt(t.bucket, 10))
+	number := []byte(strconv.FormatInt(t.next, 10))
 	if t.version >= 0 {
 		o.add(&zk.SetDataRequest{Path: path, Data: number, Version: t.version}, o.anew)
 	} else {
 		o.add(&zk.CreateRequest{Path: path, Data: number, Acl: acl}, o.anew)
 	}
-	o.add(&zk.CreateRequest{Path: znodes.ChildPath(o.dir, bucketName(prio, t.bucket)), Acl: acl}, o.anew)
-	t.version, t.full = t.version+1, false
+	o.add(&zk.CreateRequest{Path: znodes.ChildPath(o.dir, bucketName(prio, t.next)), Acl: acl}, o.anew)
+	o.tails[prio] = &tail{t.version + 1, t.next, 0}
 }
 
 func (q *producer) forget() { q.known.Clear() }

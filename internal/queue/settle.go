@@ -300,10 +300,10 @@ func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	for _, e := range es {
 		switch {
 		case e.with != nil && rs == nil:
-			e.with.forget()
+			e.with.learn(nil)
 			e.with.rs = znodes.BareResponses(c.q.m, znodes.Recall(session.Finishing, c.inc, e.with.ops, zxid))
 		case e.with != nil:
-			e.with.rs = znodes.BareResponses(c.q.m, e.with.answered(rs[2:])) // the first two are the check of the mark and the deletion
+			e.with.rs = znodes.BareResponses(c.q.m, e.with.learn(rs[2:])) // the first two are the check of the mark and the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.Fate]
 		fates[word] = append(fates[word], e.item)
