@@ -80,7 +80,7 @@ func (q *Queue[T]) Err() error { return opError("newqueue", q.path, q.misuse()) 
 // their elements keep the order of the calls. All of vs, plus about 150 bytes for each element,
 // must fit into one request of 1 MiB. Otherwise, Send returns [ErrTooLarge]: use [Queue.In].
 func (q *Queue[T]) Send(ctx context.Context, vs ...T) error {
-	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle}, vs))
+	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: q.middle()}, vs))
 }
 
 // SendPriority is Send with a priority, from 0 (delivered first) to n-1, where n is the number of
@@ -102,7 +102,7 @@ func (q *Queue[T]) SendAt(ctx context.Context, t time.Time, vs ...T) error {
 	if now := time.Now(); t.Before(now) {
 		t = now
 	}
-	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, Due: t}, vs))
+	return opError("send", q.path, q.send(ctx, queue.Batch{Priority: q.middle(), Due: t}, vs))
 }
 
 func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
@@ -124,6 +124,9 @@ func (q *Queue[T]) send(ctx context.Context, b queue.Batch, vs []T) error {
 	}
 	return err
 }
+
+// The method `middle` returns the priority of elements for which the program names none.
+func (q *Queue[T]) middle() int { return (q.cfg.Priorities - 1) / 2 }
 
 func (q *Queue[T]) fill(b queue.Batch, vs []T) (queue.Batch, error) {
 	for i, v := range vs {

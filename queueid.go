@@ -24,7 +24,7 @@ func (q *Queue[T]) SendID(ctx context.Context, id string, v T) (sent bool, err e
 	if err := q.checkID(id); err != nil {
 		return false, opError("send", q.path, err)
 	}
-	err = q.send(ctx, queue.Batch{Priority: queue.Middle, ID: id}, []T{v})
+	err = q.send(ctx, queue.Batch{Priority: q.middle(), ID: id}, []T{v})
 	if errors.Is(err, queue.ErrKnown) {
 		return false, nil
 	}

@@ -44,6 +44,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 	if err := q.s.m.Failure(); err != nil {
 		return opError("send", q.path, err)
 	}
+	most := min(maxHeld, cmp.Or(q.cfg.MaxLen, maxHeld)) // more elements would never fit into the queue
 	for {
 		select {
 		case v, ok := <-in:
@@ -54,7 +55,7 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 				continue
 			}
 			vs := []T{v}
-			for len(in) > 0 && len(vs) < maxHeld {
+			for len(in) > 0 && len(vs) < most {
 				vs = append(vs, <-in)
 			}
 			if first = q.sendAll(ctx, vs); first != nil && (ctx.Err() != nil || errors.Is(first, ErrClosed)) {
@@ -68,25 +69,17 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 	}
 }
 
-// sendAll sends vs in as few requests as possible.
+// sendAll sends vs in one request or, if they are too large or there is no room for all, in several.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
-	most := cmp.Or(q.cfg.MaxLen, len(vs)) // more elements would never fit into the queue
-	for n := len(vs); len(vs) > 0; {
-		n = min(n, len(vs), most)
-		send := q.Send
-		if q.cfg.MaxLen > 0 && n > 1 {
-			send = q.TrySend // for several elements, Send could wait forever for enough room
-		}
-		switch err := send(ctx, vs[:n]...); {
-		case err == nil:
-			if vs = vs[n:]; q.cfg.MaxLen > 0 {
-				n *= 2
-			}
-		case n > 1 && (errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge)):
-			n /= 2 // when n is 1, Send waits for room until ctx ends
-		default:
-			return err
+	if len(vs) == 1 {
+		return q.Send(ctx, vs...) // waits for room
+	}
+	err := q.TrySend(ctx, vs...)
+	if errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge) {
+		n := len(vs) / 2
+		if err = q.sendAll(ctx, vs[:n]); err == nil {
+			err = q.sendAll(ctx, vs[n:])
 		}
 	}
-	return nil
+	return err
 }

@@ -21,7 +21,7 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 		op.err = session.Invalid("SendOp without elements")
 	}
 	if op.err == nil {
-		*op.out, op.err = q.fill(queue.Batch{Priority: queue.Middle, To: q.q}, vs)
+		*op.out, op.err = q.fill(queue.Batch{Priority: q.middle(), To: q.q}, vs)
 	}
 	op.err = opError("send", q.path, op.err)
 	return op

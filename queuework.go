@@ -236,5 +236,5 @@ func (q *Queue[T]) receive(ctx context.Context, n int) (ds []Delivery[T], err er
 
 // TrySend is [Queue.Send], but returns [ErrFull] if Send would wait for room.
 func (q *Queue[T]) TrySend(ctx context.Context, vs ...T) error {
-	return opError("trysend", q.path, q.send(ctx, queue.Batch{Priority: queue.Middle, NoWait: true}, vs))
+	return opError("trysend", q.path, q.send(ctx, queue.Batch{Priority: q.middle(), NoWait: true}, vs))
 }

@@ -83,14 +83,11 @@ type Engine interface {
 	Requeue(ctx context.Context, d *Letter) error
 }
 
-// Middle is the priority of a Batch for which the program names no priority.
-const Middle = -1
-
 // A Batch has the elements of one call of `Send`.
 type Batch struct {
 	Data     [][]byte  // at least one
 	Keys     []string  // one for each element, or nil: elements with the same key are delivered in order, one at a time
-	Priority int       // 0 is delivered first; or Middle
+	Priority int       // 0 is delivered first
 	Due      time.Time // no consumer claims an element before this time, by the consumer's clock; zero: no delay
 	ID       string    // if not empty: Data must have one element, and Send stores no second element with this ID, see ErrKnown
 	NoWait   bool      // Send returns ErrFull instead of waiting for room

@@ -41,7 +41,7 @@ func queueAt(m *session.Manager, path string) *core {
 // The helper `send` sends one element for each of vs.
 func send(t *testing.T, q *core, vs ...string) {
 	t.Helper()
-	b := Batch{Priority: Middle}
+	b := Batch{}
 	for _, v := range vs {
 		b.Data = append(b.Data, []byte(v))
 	}

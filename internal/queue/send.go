@@ -69,9 +69,6 @@ type producer struct {
 
 func (q *Common) parcel(ctx context.Context, b Batch) (*parcel, error) {
 	p := &parcel{ctx: ctx, prio: b.Priority, data: b.Data, done: make(chan error, 1)}
-	if p.prio == Middle {
-		p.prio = (q.cfg.Priorities - 1) / 2
-	}
 	if !b.Due.IsZero() {
 		p.due = dueAt(b.Due)
 	}

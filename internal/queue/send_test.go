@@ -33,7 +33,7 @@ func TestAProducerWhoseRepliesAreLostPutsNoMoreElementsIntoAFullBucket(t *testin
 				m := open(t, srv)
 				from, q := queueAt(m, "/from"), queueAt(m, "/q")
 				send(t, q, "first") // the producer knows the bucket, which is not full
-				many := Batch{Priority: Middle, To: q}
+				many := Batch{To: q}
 				for i := range bucketSize {
 					many.Data = append(many.Data, []byte(strconv.Itoa(i)))
 				}
@@ -95,7 +95,7 @@ func TestTheCallsOfOneProducerTogetherDoNotExceedTheLengthOfTheQueue(t *testing.
 					ctx, cancel := context.WithCancel(t.Context())
 					var all sync.WaitGroup
 					for range 5 * limit {
-						all.Go(func() { through(t, from, ctx, Batch{Priority: Middle, Data: [][]byte{{}}, To: q}) })
+						all.Go(func() { through(t, from, ctx, Batch{Data: [][]byte{{}}, To: q}) })
 					}
 					time.Sleep(10 * time.Second)
 					n, err := q.Len(t.Context())
@@ -118,7 +118,7 @@ func TestClearAndCancelRemoveTheElementsOfADeadConsumer(t *testing.T) {
 		m := open(t, srv)
 		q := queueAt(open(t, srv), "/q")
 		for _, id := range []string{"a", "b", "c"} {
-			harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, ID: id, Data: [][]byte{[]byte(id)}}))
+			harness.Must(t, q.Send(t.Context(), Batch{ID: id, Data: [][]byte{[]byte(id)}}))
 		}
 		dying := queueAt(m, "/q")
 		receive(t, dying)
@@ -238,7 +238,7 @@ func TestAnElementIsStoredAlthoughASweepDeletesItsNote(t *testing.T) {
 		srv := zktest.Start(t)
 		m := open(t, srv)
 		q, plain := queueAt(m, "/q"), harness.Plain(t, srv)
-		b := Batch{Priority: Middle, ID: "x", Data: [][]byte{[]byte("x")}}
+		b := Batch{ID: "x", Data: [][]byte{[]byte("x")}}
 		harness.Must(t, queueAt(open(t, srv), "/q").Send(t.Context(), b))
 		wantTake(t, q, "x", 0)
 		note := q.idPath(tagOf("", "x")[1:])
@@ -307,7 +307,7 @@ func TestAProducerKeepsTheOrderForATimeThoughAnOlderBucketHasRoom(t *testing.T) 
 		send(t, q, "a") // creates the queue
 		due := time.Now().Add(time.Minute)
 		post := func(q *core, vs ...string) error {
-			b := Batch{Priority: Middle, Due: due}
+			b := Batch{Due: due}
 			for _, v := range vs {
 				b.Data = append(b.Data, []byte(v))
 			}

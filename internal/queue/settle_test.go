@@ -105,7 +105,7 @@ func TestNoElementOvertakesTheDelayedElementOfItsKeyDuringASearch(t *testing.T) 
 		srv := zktest.Start(t)
 		m := open(t, srv)
 		q, other := queueAt(open(t, srv), "/q"), queueAt(m, "/q")
-		harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
+		harness.Must(t, q.Send(t.Context(), Batch{Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
 		it := receive(t, q).(*item)
 		reads := func(r zktest.Request) bool { return r.Op == zktest.OpGetData && r.Path == "/q/"+it.bucket }
 		srv.Intercept(harness.First(zktest.Delay(time.Second), func(r zktest.Request) bool {

@@ -86,7 +86,7 @@ func TestTheFirstPeekOfAClientRespectsTheKeys(t *testing.T) {
 	harness.VirtualTime(t, func(t *testing.T) {
 		srv := zktest.Start(t)
 		q, other := queueAt(open(t, srv), "/q"), queueAt(open(t, srv), "/q")
-		harness.Must(t, q.Send(t.Context(), Batch{Priority: Middle, Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
+		harness.Must(t, q.Send(t.Context(), Batch{Data: [][]byte{[]byte("x"), []byte("y")}, Keys: []string{"k", "k"}}))
 		receive(t, q)
 		if e, err := other.Peek(t.Context()); e != nil || err != nil {
 			t.Errorf("Peek has returned %v, %v; want no element", e, err)

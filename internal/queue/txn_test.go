@@ -20,7 +20,7 @@ func TestATxnWithSendsThatAreTooLargeTogetherFailsAndWritesNothing(t *testing.T)
 		from, to := queueAt(m, "/from"), queueAt(m, "/to")
 		send(t, from, "x")
 		it := receive(t, from)
-		large := &Batch{Priority: Middle, Data: [][]byte{make([]byte, 300<<10)}, To: to}
+		large := &Batch{Data: [][]byte{make([]byte, 300<<10)}, To: to}
 		synctest.Wait()
 		before := srv.Counts()
 		_, err := it.Txn(t.Context(), []any{large, large})

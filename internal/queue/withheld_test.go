@@ -28,7 +28,7 @@ func TestARememberedElementThatADeadConsumerHasRemoved(t *testing.T) {
 				a, b, m := open(t, srv), open(t, srv), open(t, srv)
 				first, next, third := queueAt(a, "/q"), queueAt(b, "/q"), queueAt(m, "/q")
 				for _, v := range []string{"x", "y"} {
-					harness.Must(t, first.Send(t.Context(), Batch{Priority: Middle, ID: v, Data: [][]byte{[]byte(v)}}))
+					harness.Must(t, first.Send(t.Context(), Batch{ID: v, Data: [][]byte{[]byte(v)}}))
 				}
 				_, err := third.Peek(t.Context()) // remembers the listing
 				harness.Must(t, err)
@@ -136,10 +136,10 @@ func TestTrySendDoesNotWaitBehindASendThatWaits(t *testing.T) {
 		q.cfg.MaxLen = 1
 		send(t, q, "a")
 		ctx, cancel := context.WithCancel(t.Context())
-		waits := harness.Async(func() error { return q.Send(ctx, Batch{Priority: Middle, Data: [][]byte{[]byte("b")}}) })
+		waits := harness.Async(func() error { return q.Send(ctx, Batch{Data: [][]byte{[]byte("b")}}) })
 		time.Sleep(time.Second)
 		harness.PendingStill(t, waits)
-		err := q.Send(harness.Within(t, time.Hour), Batch{Priority: Middle, NoWait: true, Data: [][]byte{[]byte("c")}})
+		err := q.Send(harness.Within(t, time.Hour), Batch{NoWait: true, Data: [][]byte{[]byte("c")}})
 		cancel()
 		<-waits
 		harness.WantErr(t, err, ErrFull)
@@ -178,7 +178,7 @@ func TestSendEndsAlthoughNoTwoCountsAreEqual(t *testing.T) {
 			other := queueAt(open(t, srv), "/q")
 			others.Go(func() {
 				for ctx.Err() == nil {
-					other.Send(ctx, Batch{Priority: Middle, Data: [][]byte{[]byte("x")}})
+					other.Send(ctx, Batch{Data: [][]byte{[]byte("x")}})
 					other.Take(ctx)
 				}
 			})
@@ -191,7 +191,7 @@ func TestSendEndsAlthoughNoTwoCountsAreEqual(t *testing.T) {
 			return zktest.Pass
 		})
 		time.Sleep(time.Second)
-		err := q.Send(harness.Within(t, 20*time.Second), Batch{Priority: Middle, Data: [][]byte{[]byte("y")}}) // 21 counts take about 9 s
+		err := q.Send(harness.Within(t, 20*time.Second), Batch{Data: [][]byte{[]byte("y")}}) // 21 counts take about 9 s
 		cancel()
 		others.Wait()
 		harness.Must(t, err)

@@ -31,7 +31,7 @@ func TestAnOfferedElementHasOneFateAtTheEndOfTheSession(t *testing.T) {
 					m := sessiontest.Open(t, srv.Addrs(), srv.Dial)
 					q := New(m, settings, "kazoo")
 					other := New(sessiontest.Open(t, srv.Addrs(), srv.Dial), settings, "kazoo")
-					harness.Must(t, other.Send(t.Context(), queue.Batch{Priority: queue.Middle, Data: [][]byte{[]byte("x")}}))
+					harness.Must(t, other.Send(t.Context(), queue.Batch{Data: [][]byte{[]byte("x")}}))
 					consumer := q.Join(t.Context(), queue.Joining{})
 					it, err := consumer.Next()
 					harness.Must(t, err)
@@ -81,7 +81,7 @@ func TestNoElementIsOfferedWhileCloseWaitsForAFunction(t *testing.T) {
 		harness.PendingStill(t, idle)
 		closed := harness.Async(func() error { m.Close(); return nil })
 		harness.WantErr(t, <-second, session.ErrClosed)
-		harness.Must(t, other.Send(t.Context(), queue.Batch{Priority: queue.Middle, Data: [][]byte{[]byte("x")}}))
+		harness.Must(t, other.Send(t.Context(), queue.Batch{Data: [][]byte{[]byte("x")}}))
 		harness.WantErr(t, <-idle, session.ErrClosed)
 		harness.PendingStill(t, closed)
 		if e, err := other.Take(harness.Within(t, time.Minute)); e == nil || err != nil {

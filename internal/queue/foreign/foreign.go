@@ -54,12 +54,9 @@ func (q *engine) lacks(feature string) error {
 }
 
 func (q *engine) Send(ctx context.Context, b queue.Batch) error {
-	name, prio := q.plain, b.Priority
-	if prio == queue.Middle {
-		prio = (q.cfg.Priorities - 1) / 2
-	}
+	name := q.plain
 	if q.cfg.Priorities > 1 {
-		name = fmt.Sprintf(q.ranked, prio)
+		name = fmt.Sprintf(q.ranked, b.Priority)
 	}
 	var ops []any
 	path := znodes.ChildPath(q.dir, name)
@@ -109,33 +106,19 @@ func (q *engine) commit(ctx context.Context, ops []any) error {
 	}
 }
 
-// The method `look` lists the elements, and reads the first that the client can read. It returns nil if
-// there is none. It leaves out skipped elements, but if `odd` is set, it returns a skipped misfit if there
-// is no other element: the caller gets the error of the misfit again. If `aside` is set, it leaves out
-// znodes without elements, which `seize` would delete.
-func (q *engine) look(ctx context.Context, inc *session.Incarnation, odd, aside bool) (*delivery, error) {
+// The method `look` lists the elements, and reads the first that `skip` does not leave out and that the client
+// can read. It returns nil if there is none. If `aside` is set, it also leaves out znodes without elements, which
+// `seize` would delete.
+func (q *engine) look(ctx context.Context, inc *session.Incarnation, aside bool, skip func(name string) bool) (*delivery, error) {
 	names, _, err := inc.Children(ctx, q.dir)
 	if err != nil {
 		return nil, err
 	}
-	var es, left []string
-	for _, name := range q.elements(names) {
-		if !q.Skips.Skipped(name) {
-			es = append(es, name)
-		} else if odd && q.Skips.Left(name) {
-			left = append(left, name)
-		}
-	}
-	for len(es)+len(left) > 0 {
-		if len(es) == 0 {
-			es, left = left, nil
-		}
-		name := slices.Min(es)
-		es = slices.DeleteFunc(es, func(other string) bool { return other == name })
+	for _, name := range slices.Sorted(slices.Values(slices.DeleteFunc(q.elements(names), skip))) {
 		data, stat, err := inc.Get(ctx, znodes.ChildPath(q.dir, name))
 		switch {
 		case session.IsNoNode(err): // another client was faster; elements that were sent since the listing may be free
-			return q.look(ctx, inc, odd, aside)
+			return q.look(ctx, inc, aside, skip)
 		case q.Skips.Unreadable(name, err):
 			continue
 		case err != nil:
@@ -198,34 +181,21 @@ func (q *engine) seize(it *delivery) (ours bool, err error) {
 	return it.fault == nil, nil
 }
 
-// maxSplit is the largest number of elements that one transaction of `split` moves.
-const maxSplit = 500
-
-// The method `split` moves each element of a znode with no element, or with several (Curator's
-// putMulti), to a znode of its own, <name>#<i>. All these libraries order elements by name, so the
-// elements keep their positions. If the elements do not fit into one transaction, `split` moves the last
-// elements first, so that the other elements keep their number `i`.
+// The method `split` deletes a znode with no element. It moves the elements of a znode with several (Curator's
+// putMulti) to two znodes, <name>#0 and <name>#1, which it may split again. All these libraries order elements
+// by name, so the elements keep their positions.
 //
-// A client that has read the znode before the split cannot delete it afterwards: it has a new version, or
-// does not exist. For the same reason, a second attempt of the split fails. No split uses a name again
-// for other data: the version would restart at 0, and a client of another library could delete an
-// element that it has not read.
+// No split uses a name again for other data: the version would restart at 0, and a client of another library
+// could delete an element that it has not read. So a second attempt of a split fails.
 func (q *engine) split(path string, it *delivery) error {
-	size, n, ops := znodes.SizeOf(q.m, path, it.stored), len(it.inside), []any{nil}
-	for ; n > 0 && len(ops) <= maxSplit; n-- {
-		part := fmt.Sprintf("%s#%05d", path, n-1)
-		if size += znodes.SizeOf(q.m, part, nil); size > znodes.MaxPacket {
-			break
+	ops := []any{&zk.DeleteRequest{Path: path, Version: it.version}}
+	if n := len(it.inside) / 2; n > 0 {
+		for i, half := range [][][]byte{it.inside[:n], it.inside[n:]} {
+			ops = append(ops, &zk.CreateRequest{Path: fmt.Sprintf("%s#%d", path, i), Data: q.frame(half...), Acl: q.m.Config.ACL})
 		}
-		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(it.inside[n-1]), Acl: q.m.Config.ACL})
 	}
-	switch {
-	case n == 0:
-		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
-	case len(ops) > 1:
-		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(it.inside[:n]...), Version: it.version}
-	default:
-		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
+	if err := znodes.CheckSize(q.m, ops); err != nil {
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", len(it.inside), q.m.Bare(path), err)
 	}
 	_, err := znodes.Multi(session.Finishing, it.inc, ops...)
 	return unlessOutrun(err)
@@ -245,12 +215,16 @@ func refusal(err error) bool {
 	return session.OutcomeOf(err) == session.Answered || errors.Is(err, session.ErrTooLarge) || errors.Is(err, session.ErrUnprotected)
 }
 
-// The method `first` reads the first element, or returns nil if there is none: see `look`. This server may
-// lag, and only a listing after a sync proves that there is no element.
+// The method `first` reads the first element, or returns nil if there is none. If all others are left out, it
+// returns a misfit that is skipped, so the caller gets the error of the misfit again. This server may lag, and only a
+// listing after a sync proves that there is no element.
 func (q *engine) first(ctx context.Context, aside bool) (*delivery, error) {
 	it, err := queue.Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (*delivery, error) {
-		it, err := q.look(ctx, inc, true, aside)
-		if err == nil && it == nil && !aside && q.cfg.KeepDead > 0 {
+		it, err := q.look(ctx, inc, aside, q.Skips.Skipped)
+		if it == nil && err == nil && !q.Skips.Next().IsZero() {
+			it, err = q.look(ctx, inc, aside, func(name string) bool { return q.Skips.Skipped(name) && !q.Skips.Left(name) })
+		}
+		if it == nil && err == nil && !aside && q.cfg.KeepDead > 0 {
 			q.Sweep(inc)
 		}
 		return it, err
@@ -303,7 +277,7 @@ func (q *engine) fetch(ctx context.Context) (got *delivery, err error) {
 			w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: q.dir})
 			again := q.Skips.Next() // before `look`, because a skip can end between the two calls
 			var it *delivery
-			it, err = q.look(ctx, inc, false, false)
+			it, err = q.look(ctx, inc, false, q.Skips.Skipped)
 			switch {
 			case session.IsNoNode(err):
 				_, err = znodes.Create(ctx, inc, q.dir, []byte(marks.Dir))
