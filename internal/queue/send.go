@@ -15,7 +15,6 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/zsync/zsync/internal/dice"
 	"github.com/zsync/zsync/internal/marks"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/shared"
@@ -113,8 +112,8 @@ type outbox struct {
 
 	// The fields below are for a transaction of the program.
 
-	op   int // index of the first operation that sends to the queue
-	room int // number of elements for which there must be room
+	need int // number of elements for which there must be room
+	room int // number of these that count as unstored, until the load is applied or refused
 }
 
 // The type `tail` is a producer's knowledge of the tail of a priority. A tail is never changed in place.
@@ -227,7 +226,6 @@ type load struct {
 	m     *session.Manager
 	ops   []any     // the program's own operations, with paths as the servers know them
 	sends []*outbox // one for each queue: two could fail, because each checks the version of the tail, and the first could change it
-	open  *outbox   // the last for which there was room: its elements count as unstored until the load is applied or refused
 
 	rs []zk.MultiResponse // if it removes an element: responses to the program's operations
 }
@@ -298,9 +296,9 @@ func (x *load) learn(rs []zk.MultiResponse) []zk.MultiResponse {
 
 // The method `leave` is called when the load is applied or refused.
 func (x *load) leave() {
-	if o := x.open; o != nil {
+	for _, o := range x.sends {
 		o.unstored.Add(-int64(o.room))
-		x.open = nil
+		o.room = 0
 	}
 }
 
@@ -407,14 +405,8 @@ func (o *outbox) build(ctx context.Context, inc *session.Incarnation) error {
 			o.add(&zk.CreateRequest{Path: znodes.ChildPath(dir, elementName(p.due, p.tags[i])), Data: data, Acl: o.m.Config.ACL, Flags: zk.FlagSequence}, cure)
 		}
 	}
-	if keys := znodes.ChildPath(o.dir, keysName); keyed {
-		o.add(&zk.CheckVersionRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := znodes.Create(ctx, inc, keys, nil)
-			if session.IsNoNode(err) {
-				err = nil // the queue was deleted: the servers refuse the next attempt, and then `locate` creates the queue
-			}
-			return err
-		}))
+	if path := znodes.ChildPath(o.dir, keysName); keyed {
+		o.add(&zk.CheckVersionRequest{Path: path, Version: -1}, created(ctx, path))
 	}
 	return nil
 }
@@ -473,8 +465,6 @@ func (q *producer) slot(ctx context.Context, inc *session.Incarnation, at string
 			return "", nil, err
 		}
 		all = slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !strings.HasPrefix(name, at) })
-		dice.Rand().Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		all = all[:min(len(all), 16)]
 		nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, all, func(name string) string { return name }))
 		if err != nil {
 			return "", nil, err

@@ -256,11 +256,8 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 		}
 	}
 	e = ringer
-	if keys := znodes.ChildPath(q.dir, keysName); moved {
-		add(&zk.SetDataRequest{Path: keys, Version: -1}, when(session.IsNoNode, func(inc *session.Incarnation) error {
-			_, err := znodes.Create(session.Finishing, inc, keys, nil)
-			return err
-		}))
+	if path := znodes.ChildPath(q.dir, keysName); moved {
+		add(&zk.SetDataRequest{Path: path, Version: -1}, created(session.Finishing, path))
 	}
 	if e != nil {
 		add(ring(q.dir), incurable)

@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"context"
+
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync/internal/marks"
@@ -51,6 +53,18 @@ func when(is func(err error) bool, f func(inc *session.Incarnation) error) func(
 		}
 		return err
 	}
+}
+
+// The function `created` returns a cure that creates the missing znode `path`. If the queue does not exist either,
+// the servers refuse another operation of the next attempt.
+func created(ctx context.Context, path string) func(*session.Incarnation, error) error {
+	return when(session.IsNoNode, func(inc *session.Incarnation) error {
+		_, err := znodes.Create(ctx, inc, path, nil)
+		if session.IsNoNode(err) {
+			err = nil
+		}
+		return err
+	})
 }
 
 func opsOf(steps []step) (ops []any) {

@@ -42,10 +42,10 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		at := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
 		if at < 0 {
 			at, size = len(x.sends), size+q.overhead()
-			x.sends = append(x.sends, &outbox{producer: &q.producer, op: i})
+			x.sends = append(x.sends, &outbox{producer: &q.producer})
 		}
 		o := x.sends[at]
-		o.room += len(p.data)
+		o.need += len(p.data)
 		if o.group = append(o.group, p); o.cfg.MaxLen == 0 {
 			o.producer = &q.producer // the first with a limit, if there is one
 		}
@@ -62,17 +62,17 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 	ctx, stop := m.Until(session.Finish(outer), lost)
 	defer stop()
 	for _, o := range x.sends {
-		if o.dir == home && o.room <= o.cfg.MaxLen {
-			o.room--
+		if o.dir == home && o.need <= o.cfg.MaxLen {
+			o.need--
 		}
 		x.leave() // while the load waits for room in one queue, other calls can use the room in another
-		err := o.admit(ctx, o.room, nil, false)
+		err := o.admit(ctx, o.need, nil, false)
 		if err != nil && session.IsClosed(lost) && outer.Err() == nil {
 			return x, nil
 		} else if err != nil {
-			return nil, fmt.Errorf("operation %d: %w", o.op, err)
+			return nil, err
 		}
-		x.open = o
+		o.room = o.need
 	}
 	return x, nil
 }
