@@ -196,16 +196,11 @@ func (q *producer) take() (group []*parcel) {
 func (q *producer) post(group []*parcel) error {
 	// If one call of Send ends early, the other calls of its group must continue. So ctx ends only
 	// when the contexts of all these calls have ended.
-	ctx, cancel := context.WithCancel(session.Finishing)
-	defer cancel()
-	var left atomic.Int64
-	left.Store(int64(len(group)))
-	for _, p := range group {
-		defer context.AfterFunc(p.ctx, func() {
-			if left.Add(-1) == 0 {
-				cancel()
-			}
-		})()
+	ctx := session.Finish(group[0].ctx)
+	for _, p := range group[1:] {
+		either, stop := session.WhileEither(ctx, p.ctx.Done())
+		defer stop()
+		ctx = either
 	}
 	x := &load{m: q.m, sends: []*outbox{{producer: q, group: slices.Clone(group)}}}
 	_, err := x.apply(ctx, func(ops []any) ([]zk.MultiResponse, error) { return q.Commit(ctx, ops) })
