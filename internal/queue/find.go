@@ -115,7 +115,6 @@ type finding struct {
 	due    time.Time  // time at which an element may next become free without a ring of the bell
 	more   bool       // another bucket may have free elements
 	others bool       // the boards have lines of other marks that exist
-	paused bool       // the queue is paused
 	at     time.Time  // when the search ended
 }
 
@@ -157,9 +156,8 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 			}
 		}
 		names, _, err := inc.Children(ctx, q.dir)
-		f.paused = slices.Contains(names, pausedName)
 		switch {
-		case f.paused || session.IsNoNode(err):
+		case session.IsNoNode(err), slices.Contains(names, pausedName):
 			return &f, nil
 		case err != nil:
 			return nil, err

@@ -22,11 +22,8 @@ import (
 //
 //	check(mark) + delete(element) + operations of the fate
 //
-// The deletion itself proves that the transaction was applied: no element's name is used again, and
-// no other client deletes the element while the claimant's mark exists. If a reply is lost,
-// claimant.transact ensures that the servers apply no attempt any more. Then the claimant looks for the
-// element, and after that for the mark. If the mark exists and the element does not, the claimant itself
-// has deleted the element.
+// No other client deletes the element while the claimant's mark exists. If the session ends before a reply,
+// claimant.commit finds out in the next session whether the transaction was applied.
 
 // The type `item` is a claimed element.
 type item struct {
@@ -161,29 +158,28 @@ func (c *claimant) run() {
 func (c *claimant) settle(es []*entry) {
 	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
-		ops, touch, open := opsOf(steps), es[0].with != nil, false
-		if err == nil {
-			err = znodes.CheckSize(c.q.m, append(ops, &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner)}))
-		}
 		var rs []zk.MultiResponse
 		if err == nil {
-			var zxid int64
-			// If the reply is lost, Recall needs the zxid of the transaction, which the mark then has.
-			rs, open, err = c.transact(ops, touch, func(mark int64) (bool, error) {
-				zxid = mark
-				return c.deleted(es)
-			})
-			if err == nil {
-				c.removed(es, rs, zxid)
-				return
-			}
+			rs, err = c.commit(session.Finishing, opsOf(steps))
 		}
-		if open || isOver(err) || context.Cause(c.held) != nil {
-			c.orphaned(es, open)
+		if err == nil {
+			c.removed(es, rs)
+			return
+		}
+		if loss := c.lost(); loss != nil || isOver(err) {
+			if err != session.ErrClosed { // else the servers may have applied the transaction
+				err = cmp.Or(loss, c.inc.Loss())
+			}
+			for _, e := range es {
+				if e.with != nil {
+					e.with.learn(nil)
+				}
+				e.close(err)
+			}
 			return
 		}
 		e := es[0]
-		if i := znodes.FailedOp(rs) - 1; i >= 0 {
+		if i := znodes.FailedOp(rs); i >= 0 {
 			if e = owners[i]; e.with != nil && 0 < i && i <= len(e.with.ops) { // an operation of the program: step 0 is the deletion
 				e.with.rs = make([]zk.MultiResponse, len(e.with.ops))
 				e.with.rs[i-1].Error = err
@@ -194,11 +190,7 @@ func (c *claimant) settle(es []*entry) {
 			es = es[n:]
 			continue
 		}
-		switch {
-		case isOver(err):
-			c.orphaned(es, false)
-			return
-		case err != nil:
+		if err != nil && !isOver(err) { // if the session is over, the next attempt fails
 			c.refuse(e, err)
 			es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
 		}
@@ -265,42 +257,13 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
-// The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
-// servers no longer apply any attempt of that transaction.
-func (c *claimant) deleted(es []*entry) (bool, error) {
-	if there, err := c.there(c.inc, es); there || err != nil {
-		return false, err
-	}
-	// The elements do not exist. If the mark does not exist, another client may have claimed and deleted them.
-	mark, err := c.inc.Exists(session.Finishing, c.path())
-	if err == nil && mark == nil {
-		c.lose(c.inc.Deleted())
-		err = session.ErrVanished
-	}
-	return err == nil, err
-}
-
-// The method `there` reports whether the element of an entry exists.
-func (c *claimant) there(inc *session.Incarnation, es []*entry) (bool, error) {
-	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
-		return false, err
-	}
-	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
-	return slices.ContainsFunc(looks, func(l *session.Pending[session.Listing]) bool { return !session.IsNoNode(l.Err) }), err
-}
-
 // The method `removed` closes the entries of an applied transaction. The argument `rs` has the
-// responses to the transaction. If the reply was lost, `rs` is nil, and `zxid` is the zxid of the
-// transaction.
-func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
+// responses to the transaction.
+func (c *claimant) removed(es []*entry, rs []zk.MultiResponse) {
 	fates := map[string][]*item{}
 	for _, e := range es {
-		switch {
-		case e.with != nil && rs == nil:
-			e.with.learn(nil)
-			e.with.rs = znodes.BareResponses(c.q.m, znodes.Recall(session.Finishing, c.inc, e.with.ops, zxid))
-		case e.with != nil:
-			e.with.rs = znodes.BareResponses(c.q.m, e.with.learn(rs[2:])) // the first two are the check of the mark and the deletion
+		if e.with != nil {
+			e.with.rs = e.with.learn(rs[1:]) // the first is the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.Fate]
 		fates[word] = append(fates[word], e.item)
@@ -375,42 +338,6 @@ func (c *claimant) refuse(e *entry, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.sendLocked(again)
-	})
-}
-
-// The method `orphaned` closes entries whose claims were lost before a result was known. If `open`
-// is set, an attempt may have been applied. In this case, `orphaned` waits until the mark is
-// deleted. From then on, the servers apply no transaction of this claimant, and the method looks
-// for the elements: one transaction deletes all of them, or none.
-func (c *claimant) orphaned(es []*entry, open bool) {
-	end := func(err error) {
-		err = cmp.Or(err, c.lost(), c.inc.Loss())
-		for _, e := range es {
-			e.close(err)
-		}
-	}
-	if !open {
-		end(nil)
-		return
-	}
-	c.q.m.Spawn(func() {
-		there := false
-		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
-			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
-				there, err = c.there(inc, es)
-			}
-			return err
-		})
-		switch {
-		case err != nil && session.OutcomeOf(err) == session.Answered:
-			end(fmt.Errorf("the claim was lost before the answer, so whether it was applied is unknown: %v", err)) // %v: this is no refusal of the fate
-		case err != nil:
-			end(session.ErrClosed) // the servers may have applied it
-		case there:
-			end(nil)
-		default:
-			end(fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
-		}
 	})
 }
 

@@ -49,10 +49,9 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 			err = removal.err // the result may have come just after the end of ctx
 		}
 		switch {
-		case err == nil, !known, errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost), session.IsNoNode(err):
+		case err == nil, !known, errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost):
 			// If it is open whether the servers apply the removal, the caller gets the element: two
-			// deliveries are better than none. If they refuse it, the element returns. With NoNode, this
-			// client may have removed the element.
+			// deliveries are better than none. If they refuse it, the element returns.
 			c.decide(it, untried, nil)
 			return e, nil
 		case c.lost() == nil || isOver(err):

@@ -388,7 +388,7 @@ func TestAllYieldsErrorsThatRetryingDoesNotCureAndGoesOn(t *testing.T) {
 		q := zsync.NewQueue[int](s, "/q")
 		must(t, q.Send(t.Context(), 1))
 		srv.Intercept(func(r zktest.Request) zktest.Action {
-			if r.Op == zktest.OpMulti && strings.HasPrefix(r.Ops[0].Path, "/q-live/") {
+			if ofMark(r) {
 				return zktest.Fail(zktest.CodeNoAuth)
 			}
 			return zktest.Pass

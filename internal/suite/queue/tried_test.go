@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,7 +66,7 @@ func TestElementThatIsReleasedComesBackWithTheSameAttempt(t *testing.T) {
 // refuseNotes has what a session writes down of attempts refused.
 func refuseNotes(srv *zktest.Server, id int64) {
 	srv.Intercept(func(r zktest.Request) zktest.Action {
-		if r.Session == id && r.Op == zktest.OpMulti && strings.HasPrefix(r.Ops[0].Path, "/q-live/") {
+		if r.Session == id && ofMark(r) {
 			return zktest.Fail(codeNoAuth)
 		}
 		return zktest.Pass
