@@ -2,6 +2,7 @@ package zsync
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
@@ -74,11 +75,12 @@ func (m *Mutex) Unlock() error { return opError("unlock", m.path, m.release(lock
 // __REVOKE__.
 func (m *Mutex) Revoke(ctx context.Context) (err error) {
 	defer m.wrap("revoke", &err)
-	return m.during(ctx, func(inc *session.Incarnation) error {
-		dir := m.local.Line.Dir
-		holder, err := m.local.Line.First(ctx, inc, inc.NamesFresh)
-		if err != nil {
-			return err
+	holder, open := "", false // the holder stays the same in a later session: it may have been asked already
+	return m.during(ctx, func(inc *session.Incarnation) (err error) {
+		if holder == "" {
+			if holder, err = m.local.Line.First(ctx, inc, inc.NamesFresh); err != nil {
+				return err
+			}
 		}
 		if holder == "" {
 			return ErrNotLocked
@@ -87,9 +89,17 @@ func (m *Mutex) Revoke(ctx context.Context) (err error) {
 			return err
 		}
 		// Names of znodes are unique, so a repeated write can only reach the same holder.
-		_, err = inc.Set(ctx, znodes.ChildPath(dir, holder), []byte(lock.RevokeMessage), -1)
-		if session.IsNoNode(err) {
+		ask := session.SetCall(znodes.ChildPath(m.local.Line.Dir, holder), []byte(lock.RevokeMessage), -1)
+		err = inc.Repeat(ctx, func() error {
+			_, err := session.Attempt(ctx, inc, ask)
+			open = open || session.OutcomeOf(err) == session.Unknown
+			return err
+		})
+		switch {
+		case session.IsNoNode(err):
 			return nil // the holder has released m already
+		case open && err != nil && session.OutcomeOf(err) == session.Answered:
+			return fmt.Errorf("the holder may have been asked: %v", err) // %v: only the last attempt was refused
 		}
 		return err
 	})

@@ -1,10 +1,13 @@
 package locks
 
 import (
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
@@ -44,6 +47,50 @@ func TestAHolderIsAskedToGiveUp(t *testing.T) {
 			harness.Must(t, mb.Unlock())
 		}
 	})
+}
+
+// The servers execute the request of Revoke, and its reply is lost. Later holders are not asked, even if
+// the session of Revoke ends; and a later refusal is not the outcome.
+func TestRevokeAsksOneHolderThoughItsReplyIsLost(t *testing.T) {
+	for _, then := range []string{"the session ends", "the servers refuse it"} {
+		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+			s := suite.Open(t, srv)
+			first, second := zsync.NewMutex(suite.Open(t, srv), "/m"), zsync.NewMutex(suite.Open(t, srv), "/m")
+			harness.Must(t, first.Lock(t.Context()))
+			next := harness.Async(func() error { return second.Lock(t.Context()) })
+			synctest.Wait()
+			asked, id := first.Revoked(), s.ID()
+			requests := 0
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				switch {
+				case r.Session == id && r.Op == zktest.OpSetData:
+					if requests++; requests > 1 {
+						return zktest.Fail(zktest.CodeNoAuth)
+					}
+					if then == "the session ends" {
+						return zktest.HangReply
+					}
+					return zktest.DropReply
+				}
+				return zktest.Pass
+			})
+			revoke := harness.Async(func() error { return zsync.NewMutex(s, "/m").Revoke(t.Context()) })
+			<-asked
+			if then == "the session ends" {
+				harness.Must(t, first.Unlock())
+				harness.Must(t, <-next)
+				later := second.Revoked()
+				srv.Expire(id)
+				harness.Must(t, <-revoke)
+				synctest.Wait()
+				if harness.Closed(later) {
+					t.Error("the second holder is asked, too")
+				}
+			} else if err := <-revoke; err == nil || errors.Is(err, zk.ErrNoAuth) {
+				t.Errorf("Revoke = %v, though the holder was asked", err)
+			}
+		})
+	}
 }
 
 // The servers refuse to delete the holder's znode. Nobody looks for a question there any longer.
