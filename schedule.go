@@ -118,7 +118,7 @@ func WithRetries(n int, b Backoff) ScheduleOption {
 		case err != nil:
 			c.err = err
 		}
-		c.retries, c.backoff = n, session.RetryPolicy(b)
+		c.retries, c.backoff = min(n, math.MaxInt-1), session.RetryPolicy(b) // MaxInt: see Do
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -954,7 +955,8 @@ func TestRunDoesNotRepeatAFailureOfAnInstantThatIsNotInItsTimetable(t *testing.T
 
 // Between two attempts of Run, a Do of another instant fails. The attempts and the pauses of Run go on.
 func TestAFailedDoDoesNotReopenTheAttemptsOfRun(t *testing.T) {
-	for _, policy := range []zsync.MissedPolicy{zsync.MissedLatest, zsync.MissedSkip, zsync.MissedAll} {
+	unlimited := zsync.WithRetries(math.MaxInt, zsync.Backoff{Min: time.Minute, Max: time.Hour})
+	for i, opt := range []zsync.ScheduleOption{zsync.WithMissed(zsync.MissedLatest), zsync.WithMissed(zsync.MissedSkip), zsync.WithMissed(zsync.MissedAll), unlimited} {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			began := time.Now()
 			fails := func(context.Context) error { return errors.New("no") }
@@ -962,7 +964,7 @@ func TestAFailedDoDoesNotReopenTheAttemptsOfRun(t *testing.T) {
 			defer cancel()
 			calls := async(func() error {
 				var got []time.Duration
-				for _, a := range fleet(t, ctx, srv, 2, timetable{began.Add(time.Hour), began.Add(24 * time.Hour)}, func(time.Duration) error { return fails(nil) }, zsync.WithMissed(policy)) {
+				for _, a := range fleet(t, ctx, srv, 2, timetable{began.Add(time.Hour), began.Add(24 * time.Hour)}, func(time.Duration) error { return fails(nil) }, opt) {
 					got = append(got, a.after-time.Hour)
 				}
 				return errors.New(fmt.Sprint(got))
@@ -974,11 +976,15 @@ func TestAFailedDoDoesNotReopenTheAttemptsOfRun(t *testing.T) {
 					t.Fatal(ran, err)
 				}
 			}
-			if got := (<-calls).Error(); got != "[0s 1m0s 3m0s 7m0s 15m0s]" {
-				t.Errorf("%v: attempts after %s", policy, got)
+			want, attempts := "[0s 1m0s 3m0s 7m0s 15m0s]", 5
+			if i == 3 {
+				want, attempts = "[0s 1m0s 3m0s 7m0s 15m0s 31m0s 1h3m0s]", 7
 			}
-			if f, err := c.LastFailure(t.Context()); err != nil || f.Attempts != 5 || !f.At.Equal(began.Add(time.Hour)) {
-				t.Errorf("%v: LastFailure = %+v, %v", policy, f, err)
+			if got := (<-calls).Error(); got != want {
+				t.Errorf("%d: attempts after %s", i, got)
+			}
+			if f, err := c.LastFailure(t.Context()); err != nil || f.Attempts != attempts || !f.At.Equal(began.Add(time.Hour)) {
+				t.Errorf("%d: LastFailure = %+v, %v", i, f, err)
 			}
 		}, longSessions)
 	}
