@@ -72,9 +72,20 @@ func (c *client) open(ctx context.Context) (*zsync.Session, error) {
 	if within := c.within(); c.owner != "" || len(within) > 0 {
 		opts = append(opts, zsync.WithOwner(marks.Within(cmp.Or(c.owner, defaultOwner()), within)))
 	}
-	secure, err := c.security()
-	if err != nil {
-		return nil, err
+	secured := make(chan error, 1)
+	var secure []zsync.Option
+	go func() { // its files may be pipes without a writer
+		var err error
+		secure, err = c.security()
+		secured <- err
+	}()
+	select {
+	case err := <-secured:
+		if err != nil {
+			return nil, err
+		}
+	case <-ctx.Done():
+		return nil, verdict(context.Cause(ctx), exitConfig)
 	}
 	opts = append(opts, secure...)
 	if c.verbose {

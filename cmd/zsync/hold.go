@@ -253,6 +253,16 @@ func (t *task) acquire(h hold) error {
 	return verdict(err, t.busy)
 }
 
+// The method `untilRecorded` returns a context that ends as t.waiting does. After the call of `record`,
+// signals end it again: after the command, the record of its success may wait for the servers.
+func (t *task) untilRecorded() (_ context.Context, record func()) {
+	ctx, cancel := context.WithCancelCause(t.waiting)
+	return ctx, func() {
+		signalled, _ := untilSignalOf(ctx, t.signals)
+		context.AfterFunc(signalled, func() { cancel(context.Cause(signalled)) })
+	}
+}
+
 // The method `run` ends the wait and runs the command.
 func (t *task) run(lost <-chan struct{}, tokens func(context.Context) ([]int64, error)) error {
 	late := t.busy

@@ -38,8 +38,10 @@ It is a zsync.Once. --reset, without a command, forgets the success.`,
 			// The running process is the first contender in a line, as with a Mutex.
 			lines := []line{zsync.NewMutex(t.session, t.path)}
 			stop := t.narrate(lines)
-			err = zsync.NewOnce(t.session, t.path).Do(t.waiting, func(ctx context.Context) error {
+			ctx, record := t.untilRecorded()
+			err = zsync.NewOnce(t.session, t.path).Do(ctx, func(ctx context.Context) error {
 				stop(true)
+				defer record()
 				return t.run(ctx.Done(), nil)
 			})
 			stop(false) // the Once is done, or Do has failed

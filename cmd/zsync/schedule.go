@@ -220,8 +220,10 @@ func (t *task) doOnce(at time.Time) error {
 	lines := []line{zsync.NewMutex(t.session, t.path)}
 	stop := t.narrate(lines)
 	var status *commandError
-	_, err := zsync.NewSchedule(t.session, t.path).Do(t.waiting, at, func(ctx context.Context) error {
+	ctx, record := t.untilRecorded()
+	_, err := zsync.NewSchedule(t.session, t.path).Do(ctx, at, func(ctx context.Context) error {
 		stop(true)
+		defer record()
 		t.stop()
 		if t.waiting.Err() != nil { // the wait ended at the same moment
 			return context.Cause(t.waiting)

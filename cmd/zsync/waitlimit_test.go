@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -107,6 +108,57 @@ func TestWaitForATokenEndsAsTheWaitForTheHoldDoes(t *testing.T) {
 			for _, id := range srv.Sessions() {
 				srv.Expire(id)
 			}
+		}
+	})
+}
+
+// No server answers after the command.
+func TestSignalEndsTheRecordOfASuccess(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, args := range []string{"once /o", "schedule do /s --at 2026-01-31T00:00:00Z"} {
+			ran, recorded := make(chan struct{}), make(chan struct{})
+			work := does(t, func(*memoryProcess) int { close(ran); return 0 })
+			srv.Intercept(func(r zktest.Request) zktest.Action {
+				select {
+				case <-ran:
+				default:
+					return zktest.Pass
+				}
+				if r.Op != zktest.OpPing && !harness.Closed(recorded) {
+					close(recorded)
+				}
+				return zktest.Hang
+			})
+			r := start(t, srv.Addr(), "", append(strings.Fields(args), "--", work)...)
+			<-recorded
+			began := time.Now()
+			r.signal(syscall.SIGTERM)
+			if wrong := r.outcome(128+int(syscall.SIGTERM), "", ""); wrong != "" {
+				t.Error(wrong)
+			}
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("%s: it took %v", args, took)
+			}
+			srv.Intercept(nil)
+		}
+	})
+}
+
+func TestFileOfCredentialsThatIsASilentPipeDoesNotHoldBackSignals(t *testing.T) {
+	inMemory(t, func(t *testing.T, srv *zktest.Server) {
+		for _, flags := range []string{"--auth-file", "--sasl-user me --sasl-password-file", "--tls-ca"} {
+			pipe := filepath.Join(t.TempDir(), "pipe")
+			if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r := start(t, srv.Addr(), "", append(strings.Fields("lock /p "+flags+" "+pipe), "--", "echo", "no")...)
+			silent, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the command has opened the pipe
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.signal(syscall.SIGTERM)
+			r.want(128+int(syscall.SIGTERM), "")
+			silent.Close()
 		}
 	})
 }
