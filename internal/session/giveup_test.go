@@ -137,6 +137,28 @@ func TestCloseEndsASessionWhoseWatchesAreBeingSetAgain(t *testing.T) {
 	}
 }
 
+// Close begins when the handshake is over, and before the connection serves the session.
+func TestCloseEndsASessionWhoseHandshakeIsJustOver(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		inc, closed := live(t, s), make(chan struct{})
+		inc.conns.Spawn = func(f func()) { // called at the end of Begin
+			go func() {
+				s.m.Close()
+				close(closed)
+			}()
+			<-inc.Ctx.Done()
+			time.Sleep(time.Microsecond)
+			s.m.Spawn(f)
+		}
+		srv.Disconnect(s.ID())
+		<-closed
+		if n := len(srv.Sessions()); n != 0 {
+			t.Errorf("%d sessions left", n)
+		}
+	})
+}
+
 // The caller of Connect leaves after the reply to the first handshake, and before the reply to its credentials.
 func TestConnectThatIsGivenUpInAHandshakeLeavesNoSession(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {

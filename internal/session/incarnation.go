@@ -70,7 +70,7 @@ type Incarnation struct {
 	kick   chan struct{}                 // has a token when the watchdog should look again
 	looked atomic.Pointer[lease.Instant] // time of the watchdog's last look
 
-	last chan struct{} // has a token from the reply to a handshake to its end; `shut` waits before it closes the connection
+	last chan struct{} // has a token from the reply to a handshake until the connection serves or ends; `shut` waits before it closes the connection
 
 	conns    conn.Shared               // the data that the session's connections share
 	conn     atomic.Pointer[conn.Conn] // the newest connection, or nil
@@ -202,7 +202,7 @@ const maxGranted = 2 * time.Minute
 
 // The method `handshake` opens or continues the session over c. Only the first handshake of an
 // incarnation may open a session.
-func (inc *Incarnation) handshake(c *conn.Conn) error {
+func (inc *Incarnation) handshake(c *conn.Conn) (err error) {
 	ask, now := conn.Hello{ID: inc.ID.Load(), Password: inc.password, Timeout: inc.Manager.Config.Timeout}, time.Now()
 	if ask.ID != 0 {
 		ask.Timeout = time.Duration(inc.Timeout.Load())
@@ -228,7 +228,11 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 	// end the session.
 	refused := c.Authenticate(inc.Ctx, got.ID)
 	inc.last <- struct{}{} // from now on, the server has renewed the session, so this method ends it if Close begins
-	defer func() { <-inc.last }()
+	defer func() {
+		if err != nil {
+			<-inc.last
+		}
+	}()
 	switch ended := context.Cause(inc.Ctx); {
 	case got.ID == 0 && ask.ID == 0:
 		return fmt.Errorf("%w: no session was given", conn.ErrHandshake)
@@ -270,7 +274,7 @@ func (inc *Incarnation) handshake(c *conn.Conn) error {
 		return refused
 	}
 	switch err := c.Begin(got.ID, timeout, ask.ID != 0); {
-	case inc.Ctx.Err() != nil && (ask.ID == 0 || IsClosed(inc.Manager.farewell)):
+	case err != nil && inc.Ctx.Err() != nil && (ask.ID == 0 || IsClosed(inc.Manager.farewell)):
 		return inc.bye(c)
 	case err != nil:
 		return err
@@ -499,6 +503,7 @@ func (inc *Incarnation) connected(c *conn.Conn) {
 	// read the state.
 	entered := m.enter(inc, StateConnected, Report{Kind: kind})
 	inc.serveBy(c)
+	<-inc.last // from now on, `shut` ends the session over c
 	inc.wake()
 	if entered {
 		m.Log.Info(text, "session", Text(inc.ID.Load()), "timeout", time.Duration(inc.Timeout.Load()))
