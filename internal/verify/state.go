@@ -86,6 +86,8 @@ type hold struct {
 	permits, limit   int64
 
 	from  *hold // the hold that this hold continues, or nil
+	turn  int   // the trace of the first record
+	n     int64 // the number of the first record in that trace
 	begun time.Time
 	ended time.Time // without an end: the time of the last record of its session
 	end   string    // the event, or ""

@@ -46,7 +46,7 @@ func (j *judge) ofHold(t *one, l trace.Record) {
 		}
 		h = &hold{
 			path: l.Path, kind: l.Kind, name: l.Hold, who: t.name(), session: l.Session,
-			permits: max(l.Permits, 1), limit: l.Limit, begun: l.Time, first: l.Zxid, sure: never, over: never, use: l.Use, used: true,
+			permits: max(l.Permits, 1), limit: l.Limit, turn: t.turn, n: l.N, begun: l.Time, first: l.Zxid, sure: never, over: never, use: l.Use, used: true,
 		}
 		if !l.Blind && l.Zxid != 0 {
 			h.sure = l.Zxid
@@ -347,7 +347,7 @@ func (j *judge) token(p *place, h *hold) {
 		// The clocks may show a short hold after its successor. So skip the holds that may come after h.
 		earlier := append([]*hold{p.greatest}, p.holds[:max(slices.Index(p.holds, h), 0)]...)
 		i := slices.IndexFunc(earlier, func(o *hold) bool {
-			return h.token <= o.token && conflict(o, h) && !h.kin(o) && !h.before(o) && (h.token == o.token || o.before(h) || h.begun.Sub(o.begun) > j.Tolerance)
+			return h.token <= o.token && conflict(o, h) && !h.kin(o) && !h.before(o) && (h.token == o.token || o.before(h) || o.turn == h.turn && o.n < h.n || h.begun.Sub(o.begun) > j.Tolerance)
 		})
 		if i >= 0 {
 			o := earlier[i]

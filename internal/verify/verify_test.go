@@ -88,6 +88,14 @@ func TestVerify(t *testing.T) {
 			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 0, blind), at("a", 2, 1, trace.Token, trace.Mutex, "x", 0, token(21)), at("a", 3, 2, trace.Release, trace.Mutex, "x", 0, blind),
 			at("b", 1, 300, trace.Grant, trace.Mutex, "y", 0, blind), at("b", 2, 301, trace.Token, trace.Mutex, "y", 0, token(20)), at("b", 3, 302, trace.Release, trace.Mutex, "y", 0, blind),
 		}},
+		{name: "tokens that do not grow, in one trace within the tolerance", want: "tokens do not grow: 20", lines: []trace.Record{
+			at("a", 1, 0, trace.Grant, trace.Mutex, "x", 0, blind), at("a", 2, 1, trace.Token, trace.Mutex, "x", 0, token(21)), at("a", 3, 2, trace.Release, trace.Mutex, "x", 0, blind),
+			at("a", 4, 3, trace.Grant, trace.Mutex, "y", 0, blind), at("a", 5, 4, trace.Token, trace.Mutex, "y", 0, token(20)), at("a", 6, 5, trace.Release, trace.Mutex, "y", 0, blind),
+		}},
+		{name: "tokens that grow, in one trace, though its clock was put back within the tolerance", lines: []trace.Record{
+			at("a", 1, 50, trace.Grant, trace.Mutex, "x", 0, blind), at("a", 2, 51, trace.Token, trace.Mutex, "x", 0, token(20)), at("a", 3, 52, trace.Release, trace.Mutex, "x", 0, blind),
+			at("a", 4, 3, trace.Grant, trace.Mutex, "y", 0, blind), at("a", 5, 4, trace.Token, trace.Mutex, "y", 0, token(21)), at("a", 6, 5, trace.Release, trace.Mutex, "y", 0, blind),
+		}},
 		{name: "tokens that grow, though the clocks show another order within the tolerance", lines: []trace.Record{
 			at("a", 1, 50, trace.Grant, trace.Mutex, "x", 10), at("a", 2, 51, trace.Token, trace.Mutex, "x", 0, token(11)),
 			at("a", 3, 52, trace.Release, trace.Mutex, "x", 11), at("a", 4, 53, trace.Gone, trace.Mutex, "x", 12),
