@@ -131,7 +131,7 @@ func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op str
 	switch n := q.cfg.MaxAttempts; {
 	case q.cfg.queueLayout != LayoutZsync:
 		return "nack", d.NackAfter(0)
-	case errors.As(err, new(permanentError)), n > 0 && d.Attempt >= n:
+	case errors.As(err, new(*permanentError)), n > 0 && d.Attempt >= n:
 		return "reject", d.Reject(ctx, err.Error())
 	}
 	return "nack", d.NackAfter(cmp.Or((*session.RetryPolicy)(q.cfg.backoff), &workBackoff).Delay(d.Attempt))
@@ -144,12 +144,12 @@ func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return permanentError{err}
+	return &permanentError{err}
 }
 
-type permanentError struct{ error }
+type permanentError struct{ error } // errors.Is compares pointers, as it might panic if it compared the errors
 
-func (e permanentError) Unwrap() error { return e.error }
+func (e *permanentError) Unwrap() error { return e.error }
 
 // A WorkDelivery is a [Delivery] without its Value, for the function that [Queue.Work] calls. If
 // the function settles it, Work does not. Its ID is the same at each attempt.

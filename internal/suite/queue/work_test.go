@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"go/scanner"
 	"maps"
 	"runtime"
 	"slices"
@@ -358,6 +359,9 @@ func TestWorkMakesAPermanentErrorADeadLetterAtOnce(t *testing.T) {
 		cause := errors.New("no such customer")
 		if err := zsync.Permanent(cause); zsync.Permanent(nil) != nil || !errors.Is(err, cause) || errors.Unwrap(err) != cause || err.Error() != cause.Error() {
 			t.Error("Permanent hides its error")
+		}
+		if odd := zsync.Permanent(scanner.ErrorList{}); !errors.Is(odd, odd) { // of a type that cannot be compared
+			t.Error("an error of Permanent is not itself")
 		}
 		must(t, q.Send(t.Context(), 1, 2))
 		calls := map[int]int{}
