@@ -101,6 +101,48 @@ func TestASessionThatIsGivenUpIsClosedWithTheSession(t *testing.T) {
 	})
 }
 
+// setWatches sets so many watches that the next connection sets them again in portions.
+func setWatches(t *testing.T, inc *Incarnation) {
+	for i := range 500 {
+		w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
+		must(t, second(inc.Exists(t.Context(), w.Key.Path)))
+	}
+}
+
+// The server hangs while the watches of a session are set again, and the session is given up then. Others
+// wait no longer than the holders have.
+func TestASessionThatIsGivenUpWhileItsWatchesAreSetAgainIsEndedInTime(t *testing.T) {
+	const timeout = 4 * time.Second
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv, func(c *Config) { c.Timeout = timeout })
+		inc, id := live(t, s), s.ID()
+		setWatches(t, inc)
+		hung := false
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Session == id && r.Op == zktest.OpSetWatches {
+				hung = true
+				return zktest.Hang
+			}
+			return zktest.Pass
+		})
+		srv.Disconnect(id)
+		time.Sleep(timeout / 50)
+		synctest.Wait()
+		if !hung || inc.Ctx.Err() != nil {
+			t.Fatal("the test shows nothing")
+		}
+		inc.Abandon()
+		time.Sleep(timeout/10 - time.Millisecond)
+		if !slices.Contains(srv.Sessions(), id) {
+			t.Error("ended too early")
+		}
+		time.Sleep(timeout / 20)
+		if slices.Contains(srv.Sessions(), id) {
+			t.Error("ended too late")
+		}
+	})
+}
+
 // Close begins after the reply to a handshake, which has renewed the session, and before the connection
 // serves it: the watches are still being set again. Nobody has to wait for the expiry.
 func TestCloseEndsASessionWhoseWatchesAreBeingSetAgain(t *testing.T) {
@@ -108,10 +150,7 @@ func TestCloseEndsASessionWhoseWatchesAreBeingSetAgain(t *testing.T) {
 		bubble(t, func(t *testing.T, srv *zktest.Server) {
 			s := open(t, srv)
 			inc := live(t, s)
-			for i := range 500 {
-				w := inc.Watches.Join(conn.WatchKey{Kind: conn.WatchExists, Path: fmt.Sprintf("/%d%s", i, strings.Repeat("x", 1000))})
-				must(t, second(inc.Exists(t.Context(), w.Key.Path)))
-			}
+			setWatches(t, inc)
 			srv.SetLatency(100 * time.Millisecond)
 			srv.Intercept(func(r zktest.Request) zktest.Action {
 				if hangs && r.Op == zktest.OpSetWatches {

@@ -452,7 +452,7 @@ func (inc *Incarnation) shut() {
 	select {                                 // a handshake that ends the session has ended it, or its server is silent
 	case inc.last <- struct{}{}:
 		<-inc.last
-	case <-time.After(time.Second):
+	case <-time.After(min(time.Second, inc.LossTime())): // endOrphan has to wait for that time, too
 	}
 	c := inc.serving() // the session has ended, so no other connection will serve it
 	if left := inc.abandoned.Load(); left != nil {
