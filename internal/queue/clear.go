@@ -112,13 +112,16 @@ func (q *Common) Deletions(paths []string) (ops []any) {
 }
 
 func (q *core) Cancel(ctx context.Context, id string) (bool, error) {
-	tag := tagOf("", id)
+	tag, sent := tagOf("", id), int64(0) // sent: the time of the transaction that wrote the element and the note
 	// Before the queue forgot the ID, another element may have had it.
 	n, _, err := q.removeLast(ctx, 1, func(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {
-		data, _, err := inc.Get(ctx, q.idPath(tag[1:]))
-		if err != nil && !session.IsNoNode(err) {
+		data, stat, err := inc.Get(ctx, q.idPath(tag[1:]))
+		if session.IsNoNode(err) {
+			return nil, nil
+		} else if err != nil {
 			return nil, err
 		}
+		sent = stat.Mtime
 		_, first := parseNote(data)
 		b, ok := parseBucket(first)
 		if !ok {
@@ -132,6 +135,6 @@ func (q *core) Cancel(ctx context.Context, id string) (bool, error) {
 		buckets = slices.DeleteFunc(buckets, func(o bucket) bool { return o.name != b.name && (o.prio != b.prio || !o.delayed) })
 		slices.Reverse(buckets)
 		return buckets, err
-	}, func(e *element) bool { return strings.HasSuffix(e.tag, tag) })
+	}, func(e *element) bool { return strings.HasSuffix(e.tag, tag) && (e.first == 0 || e.first >= sent) })
 	return n > 0, err
 }

@@ -111,6 +111,33 @@ func TestCancelRemovesTheElementThatWasSentLastWithItsID(t *testing.T) {
 	})
 }
 
+// The earlier element waits for its next attempt, and a consumer has claimed the last one.
+func TestCancelRemovesNoEarlierElementWithTheID(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithIDMemory(time.Minute))
+		for _, wanted := range []bool{true, false} {
+			wantSentID(t, q, "a", 1, true)
+			d, err := q.Receive(t.Context())
+			must(t, err)
+			if wanted {
+				time.Sleep(2 * time.Second)
+			}
+			must(t, d.NackAfter(time.Hour))
+			if !wanted {
+				time.Sleep(2 * time.Minute) // forgotten
+				wantSentID(t, q, "a", 2, true)
+				_, err := q.Receive(t.Context())
+				must(t, err)
+			}
+			if done, err := q.Cancel(t.Context(), "a"); done != wanted || err != nil {
+				t.Errorf("Cancel = %v, %v, want %v", done, err, wanted)
+			}
+			time.Sleep(2 * time.Minute)
+		}
+		wantLen(t, q, 2)
+	})
+}
+
 func TestAForgottenIDNeedsRoom(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxLen(2), zsync.WithIDMemory(time.Minute))
