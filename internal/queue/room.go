@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -21,6 +22,9 @@ const (
 
 	// mostWait is the longest time between two counts of a client that waits for room.
 	mostWait = time.Second
+
+	// maxCounts is the largest number of counts after the first, if no two counts in a row are equal.
+	maxCounts = 20
 )
 
 // The method `admit` waits until there is room for `n` elements, and counts them as sent. It adds `n` to
@@ -99,33 +103,46 @@ func (q *producer) pass(ctx context.Context) error {
 	}
 }
 
-// The method `count` counts the elements. An element that moves to another bucket meanwhile can be missed.
+// The method `count` counts the elements. If there is little room, the count is exact.
 func (q *producer) count(ctx context.Context, inc *session.Incarnation) error {
-	unstored := int(q.unstored.Load()) // before the count: these elements may be stored after it
-	n, changes, err := q.sum(ctx, inc)
+	limit, unstored := q.cfg.MaxLen, int(q.unstored.Load()) // before the count: these elements may be stored after it
+	n, buckets, err := q.length(ctx, inc, func(n int) bool { return n+unstored >= limit || n+unstored <= limit-limit/10-10 })
 	if err == nil {
-		q.have, q.again, q.counted = n+unstored, min(max(countEvery, countEvery*time.Duration(len(changes))/2), mostWait), time.Now()
+		q.have, q.again, q.counted = n+unstored, min(max(countEvery, countEvery*time.Duration(buckets)/2), mostWait), time.Now()
 	}
 	return err
 }
 
-// The method `sum` returns the sum of the elements of all buckets. The result `changes` has the zxids of the
-// latest addition or removal of an element in each bucket.
-func (q *Common) sum(ctx context.Context, inc *session.Incarnation) (n int, changes []int64, err error) {
-	all, err := q.buckets(ctx, inc)
-	if err != nil {
-		return 0, nil, err
-	}
-	nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, all, bucket.text))
-	for _, b := range nodes {
-		switch {
-		case znodes.Concealed(b):
-			return 0, nil, zk.ErrNoAuth // the number of its elements is unknown
-		case b.Stat != nil:
-			n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)
+// The method `length` counts the elements until two counts in a row are equal: then the queue had that
+// length at a moment between these two. One count alone can miss an element that moves to another
+// bucket during the count. It suffices if `sure(n)` is true. If the queue changes all the time, the
+// result is the last count.
+func (q *Common) length(ctx context.Context, inc *session.Incarnation, sure func(n int) bool) (n, buckets int, err error) {
+	var before []int64
+	for i := 0; ; i++ {
+		all, err := q.buckets(ctx, inc)
+		if err != nil {
+			return 0, 0, err
 		}
+		nodes, err := znodes.GetSmall(ctx, inc, pathsOf(q.dir, all, bucket.text))
+		if err != nil {
+			return 0, 0, err
+		}
+		n = 0
+		var changes []int64 // each Pzxid changes when an element is added or removed
+		for _, b := range nodes {
+			switch {
+			case znodes.Concealed(b):
+				return 0, 0, zk.ErrNoAuth // the number of its elements is unknown
+			case b.Stat != nil:
+				n, changes = n+int(b.Stat.NumChildren), append(changes, b.Stat.Pzxid)
+			}
+		}
+		if i > 0 && slices.Equal(changes, before) || i == maxCounts || sure(n) {
+			return n, len(changes), nil
+		}
+		before = changes
 	}
-	return n, changes, err
 }
 
 func (q *Common) buckets(ctx context.Context, inc *session.Incarnation) ([]bucket, error) {

@@ -14,22 +14,9 @@ import (
 
 // This file counts the elements of a queue and the claims of each consumer, and pauses the consumers.
 
-// maxCounts is the largest number of counts after the first, if no two counts in a row are equal.
-const maxCounts = 20
-
-// Len counts the elements until two counts in a row are equal: then the queue had that length at a moment
-// between these two. One count alone can miss an element that moves to another bucket during the count. If
-// the queue changes all the time, the result is the last count.
 func (q *core) Len(ctx context.Context) (int, error) {
 	return Synced(ctx, q.Common, func(ctx context.Context, inc *session.Incarnation) (int, error) {
-		n, before, err := q.sum(ctx, inc)
-		for i := 0; i < maxCounts && err == nil; i++ {
-			var changes []int64
-			if n, changes, err = q.sum(ctx, inc); slices.Equal(changes, before) {
-				break
-			}
-			before = changes
-		}
+		n, _, err := q.length(ctx, inc, func(int) bool { return false })
 		return n, err
 	})
 }

@@ -67,3 +67,31 @@ func TestLenIsALengthThatTheQueueHadDuringTheCall(t *testing.T) {
 		})
 	}
 }
+
+// A consumer delays the only element while a producer counts the queue, which is full all the time.
+func TestAnElementThatMovesDuringTheCountDoesNotMakeRoom(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		producer := open(t, srv)
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), 1))
+		d, err := q.Receive(t.Context())
+		must(t, err)
+		var listed, changed atomic.Bool
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			switch {
+			case r.Session != producer.ID():
+			case !listed.Load():
+				listed.Store(r.Path == "/q" && harness.Op(zktest.OpGetChildren2)(r))
+			case !changed.Swap(true): // after the listing of the buckets, before they are read
+				if err := d.NackAfter(time.Hour); err != nil {
+					t.Error(err)
+				}
+			}
+			return zktest.Pass
+		})
+		wantErr(t, zsync.NewQueue[int](producer, "/q", zsync.WithMaxLen(1)).TrySend(t.Context(), 2), zsync.ErrFull)
+		if !changed.Load() {
+			t.Error("the element has not moved")
+		}
+	})
+}
