@@ -114,7 +114,9 @@ func (q *engine) look(ctx context.Context, inc *session.Incarnation, aside bool,
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range slices.Sorted(slices.Values(slices.DeleteFunc(q.elements(names), skip))) {
+	for es := slices.DeleteFunc(q.elements(names), skip); len(es) > 0; {
+		name := slices.Min(es)
+		es = slices.DeleteFunc(es, func(other string) bool { return other == name })
 		data, stat, err := inc.Get(ctx, znodes.ChildPath(q.dir, name))
 		switch {
 		case session.IsNoNode(err): // another client was faster; elements that were sent since the listing may be free
