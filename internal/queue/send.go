@@ -112,6 +112,7 @@ type outbox struct {
 
 	// The fields below are for a transaction of the program.
 
+	op   int // index of the first operation that sends to the queue
 	need int // number of elements for which there must be room
 	room int // number of these that count as unstored, until the load is applied or refused
 }

@@ -42,7 +42,7 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		at := slices.IndexFunc(x.sends, func(o *outbox) bool { return o.dir == q.dir })
 		if at < 0 {
 			at, size = len(x.sends), size+q.overhead()
-			x.sends = append(x.sends, &outbox{producer: &q.producer})
+			x.sends = append(x.sends, &outbox{producer: &q.producer, op: i})
 		}
 		o := x.sends[at]
 		o.need += len(p.data)
@@ -70,7 +70,7 @@ func newLoad(outer context.Context, m *session.Manager, ops []any, limit int, lo
 		if err != nil && session.IsClosed(lost) && outer.Err() == nil {
 			return x, nil
 		} else if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("operation %d: %w", o.op, err)
 		}
 		o.room = o.need
 	}

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -32,6 +33,20 @@ func TestATxnWithSendsThatAreTooLargeTogetherFailsAndWritesNothing(t *testing.T)
 		harness.Must(t, err)
 		if n, err := to.Len(t.Context()); n != 1 || err != nil {
 			t.Errorf("the other queue has %d elements, and the error is %v; want 1", n, err)
+		}
+	})
+}
+
+// The error of a Txn without room says which of the operations is at fault.
+func TestATxnWithMoreElementsThanAQueueCanHaveNamesTheOperation(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		m := open(t, zktest.Start(t))
+		from, to := queueAt(m, "/from"), queueAt(m, "/to")
+		to.cfg.MaxLen = 1
+		send(t, from, "x")
+		_, err := receive(t, from).Txn(t.Context(), []any{ring("/from"), &Batch{Data: [][]byte{{1}, {2}}, To: to}})
+		if harness.WantErr(t, err, session.ErrInvalid); !strings.HasPrefix(err.Error(), "operation 1: ") {
+			t.Errorf("Txn has returned %v", err)
 		}
 	})
 }
