@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
 )
 
@@ -71,15 +72,13 @@ func (q *Queue[T]) drain(ctx context.Context, in <-chan T) (first error) {
 
 // sendAll sends vs in one request or, if they are too large or there is no room for all, in several.
 func (q *Queue[T]) sendAll(ctx context.Context, vs []T) error {
-	if len(vs) == 1 {
-		return q.Send(ctx, vs...) // waits for room
+	n := len(vs) / 2
+	err := q.send(ctx, queue.Batch{Priority: q.middle(), NoWait: n > 0}, vs) // a single element waits for room
+	if n == 0 || !errors.Is(err, ErrFull) && !errors.Is(err, ErrTooLarge) {
+		return opError("send", q.path, err)
 	}
-	err := q.TrySend(ctx, vs...)
-	if errors.Is(err, ErrFull) || errors.Is(err, ErrTooLarge) {
-		n := len(vs) / 2
-		if err = q.sendAll(ctx, vs[:n]); err == nil {
-			err = q.sendAll(ctx, vs[n:])
-		}
+	if err := q.sendAll(ctx, vs[:n]); err != nil {
+		return err
 	}
-	return err
+	return q.sendAll(ctx, vs[n:])
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -128,4 +129,38 @@ func TestInEndsWithAContextThatAnothersFullQueueHasEnded(t *testing.T) {
 			})
 		}
 	}
+}
+
+// An error of In has the name of the method Send, also if In has sent several elements together.
+func TestAnErrorOfInIsOfASendHoweverManyElementsWereSentTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		srv.SetLatency(100 * time.Millisecond)
+		in, done := q.In(t.Context())
+		in <- 1
+		synctest.Wait() // the first is under way
+		in <- 2
+		in <- 3
+		srv.Intercept(func(r zktest.Request) zktest.Action {
+			if r.Op == zktest.OpMulti && storesTwo(r) {
+				return zktest.Fail(codeNoAuth)
+			}
+			return zktest.Pass
+		})
+		close(in)
+		var e *zsync.Error
+		if err := <-done; !errors.As(err, &e) || e.Op != "send" {
+			t.Errorf("done yields %v", err)
+		}
+	})
+}
+
+func storesTwo(r zktest.Request) bool {
+	n := 0
+	for _, op := range r.Ops {
+		if strings.Contains(op.Path, "/e-") {
+			n++
+		}
+	}
+	return n == 2
 }
