@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zsync/zsync/internal/harness"
@@ -329,4 +330,49 @@ func TestAProducerKeepsTheOrderForATimeThoughAnOlderBucketHasRoom(t *testing.T) 
 			t.Errorf("of %d elements, %q is last, and %q is second", n, got[n-1], got[1])
 		}
 	})
+}
+
+// Several calls of Send are stored together. The contexts of all but one of them end before the servers
+// have the transaction.
+func TestASendIsStoredAlthoughTheContextsOfTheOthersInItsTransactionHaveEnded(t *testing.T) {
+	for stays := range 4 {
+		t.Run(fmt.Sprint(stays), func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				q := queueAt(open(t, srv), "/q")
+				send(t, q, "first")
+				srv.SetLatency(time.Second)
+				var sends []<-chan error
+				var cancels []context.CancelFunc
+				sends = append(sends, harness.Async(func() error { return q.Send(t.Context(), Batch{Data: [][]byte{[]byte("alone")}}) }))
+				time.Sleep(time.Millisecond) // under way: the next are sent together
+				for i := range 4 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					if i != stays {
+						cancels = append(cancels, cancel)
+					} else {
+						defer cancel()
+					}
+					sends = append(sends, harness.Async(func() error { return q.Send(ctx, Batch{Data: [][]byte{[]byte(fmt.Sprint(i))}}) }))
+					synctest.Wait()
+				}
+				harness.Must(t, <-sends[0])
+				time.Sleep(100 * time.Millisecond) // the transaction is under way
+				srv.Intercept(harness.First(zktest.DropRequest, harness.Op(zktest.OpMulti)))
+				for _, cancel := range cancels {
+					cancel()
+				}
+				for i, done := range sends[1:] {
+					if err := <-done; i == stays {
+						harness.Must(t, err)
+					} else {
+						harness.WantErr(t, err, context.Canceled)
+					}
+				}
+				if n, err := q.Len(t.Context()); n != 6 || err != nil {
+					t.Errorf("the queue has %d elements, %v; want 6", n, err)
+				}
+			})
+		})
+	}
 }
