@@ -376,3 +376,26 @@ func TestASendIsStoredAlthoughTheContextsOfTheOthersInItsTransactionHaveEnded(t 
 		})
 	}
 }
+
+// The reply to a transaction with many elements is lost, and another client stores as many after them. The
+// client that looks what the servers did must not read the other's elements for each of its own.
+func TestASendWhoseReplyIsLostReadsEachElementOnceAtMost(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		const many = 200
+		srv := zktest.Start(t)
+		m := open(t, srv)
+		q, other := queueAt(m, "/q"), queueAt(open(t, srv), "/q")
+		send(t, q, "a")
+		send(t, other, "b") // both know the bucket
+		id := m.SessionID()
+		srv.Intercept(harness.First(zktest.DropReply, func(r zktest.Request) bool { return r.Session == id && len(r.Ops) > many }))
+		done := harness.Async(func() error { return q.Send(t.Context(), Batch{Data: make([][]byte, many)}) })
+		synctest.Wait() // applied
+		harness.Must(t, other.Send(t.Context(), Batch{Data: make([][]byte, many)}))
+		before := srv.Counts()
+		harness.Must(t, <-done)
+		if n := srv.Counts().Sub(before).Total(); n > 3*many {
+			t.Errorf("the client has sent %d requests", n)
+		}
+	})
+}

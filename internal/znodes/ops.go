@@ -24,7 +24,8 @@ import (
 // was lost. It leaves out responses about znodes that other clients have changed or deleted since.
 func Recall(ctx context.Context, inc *session.Incarnation, ops []any, zxid int64) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
-	found, deleted := make(map[string]bool), make(map[string]bool)
+	listed, read := make(map[string][]string), make(map[string]bool) // each directory is listed once, and each child read once
+	deleted := make(map[string]bool)
 	later := make(map[string]int32) // the number of later writes of the same znode
 	for i, op := range slices.Backward(ops) {
 		switch op := op.(type) {
@@ -42,19 +43,23 @@ func Recall(ctx context.Context, inc *session.Incarnation, ops []any, zxid int64
 				continue
 			}
 			dir, base := op.Path[:strings.LastIndexByte(op.Path, '/')], op.Path[strings.LastIndexByte(op.Path, '/')+1:]
-			names, _, _ := inc.Children(ctx, cmp.Or(dir, "/"))
-			slices.Sort(names) // the newest comes last; children with one prefix were numbered in the order of the operations
+			names, ok := listed[dir]
+			if !ok {
+				names, _, _ = inc.Children(ctx, cmp.Or(dir, "/"))
+				slices.Sort(names) // the newest comes last; children with one prefix were numbered in the order of the operations
+				listed[dir] = names
+			}
 			for _, name := range slices.Backward(names) {
-				if _, ok := ParseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || found[dir+"/"+name] {
+				if _, ok := ParseSeq(strings.TrimPrefix(name, base)); !ok || !strings.HasPrefix(name, base) || read[dir+"/"+name] {
 					continue
 				}
 				stat, err := inc.Exists(ctx, dir+"/"+name)
 				if err != nil || stat != nil && stat.Czxid < zxid {
 					break // our znode is deleted, or the servers cannot say
 				}
+				read[dir+"/"+name] = true
 				if stat != nil && stat.Czxid == zxid {
 					rs[i].String = dir + "/" + name
-					found[rs[i].String] = true
 					if op.Flags&zk.FlagEphemeral != 0 {
 						of(inc).settle(0, []string{rs[i].String}) // no reply has recorded it: see AttemptMulti
 					}
