@@ -20,7 +20,7 @@ import (
 // refuseEmpty returns an error if the command line gives a flag for security an empty text, perhaps from
 // a variable that is not set. Without the error, the connection would have no credentials or no TLS.
 func refuseEmpty(cmd *cobra.Command, _ []string) error {
-	for _, name := range []string{"auth-file", "sasl-user", "sasl-password-file", "keytab", "principal", "server-principal", "tls-ca", "tls-cert", "tls-key", "tls-name"} {
+	for _, name := range []string{"auth-file", "sasl-user", "sasl-password-file", "keytab", "principal", "tls-ca", "tls-cert", "tls-key"} {
 		if f := cmd.Flag(name); f.Changed && f.Value.String() == "" {
 			return fail(exitUsage, "--%s: is empty", name)
 		}
