@@ -345,7 +345,7 @@ func (c *claimant) commit(ctx context.Context, ops []any) (rs []zk.MultiResponse
 		err = session.ErrEnded
 	case errors.Is(err, txns.ErrUnknown):
 		c.lose(c.inc.GivenUp(err))
-		err = session.ErrVanished
+		err = fmt.Errorf("%w: %w", session.ErrVanished, err)
 	case atMark && session.IsNoNode(err):
 		c.lose(c.inc.Deleted())
 		err = session.ErrVanished

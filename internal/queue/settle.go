@@ -13,6 +13,7 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
+	txns "github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/internal/znodes"
 )
 
@@ -57,6 +58,7 @@ type entry struct {
 	wait time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	done chan struct{}
 	err  error // read it only after `done` is closed
+	open bool  // err is a loss, and the servers do not show whether they have carried out the fate; read it like err
 }
 
 func (e *entry) close(err error) {
@@ -167,11 +169,12 @@ func (c *claimant) settle(es []*entry) {
 			return
 		}
 		if loss := c.lost(); loss != nil || isOver(err) {
+			open := errors.Is(err, txns.ErrUnknown)
 			if err != session.ErrClosed { // else the servers may have applied the transaction
 				err = cmp.Or(loss, c.inc.Loss())
 			}
 			for _, e := range es {
-				if e.with != nil {
+				if e.open = open; e.with != nil {
 					e.with.learn(nil)
 				}
 				e.close(err)
