@@ -38,6 +38,7 @@ type claimant struct {
 	lose context.CancelCauseFunc
 
 	mu      sync.Mutex         // guards the fields from here to `stake`
+	seen    int64              // a connection over which, or after which, the servers have found the mark
 	users   int                // callers of `enlist` that have not called `leave` yet
 	timer   *time.Timer        // ends the claimant when it was unused for the time whenIdle
 	lots    map[string]*claims // by name: the buckets with claimed elements
@@ -235,11 +236,15 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 		return nil, session.ErrVanished
 	}
 	if c.watch == nil { // the first claim
+		since := c.inc.Watches.Connection()
 		mark := znodes.Creation{Dir: znodes.Dir{Path: c.q.live}, Paths: []string{c.path()}, Data: c.q.m.Owner}
 		if err := znodes.CreateEphemeral(session.Finishing, c.inc, &mark); err != nil {
 			c.lose(nil) // the servers may have created the mark, so its name is not used again
 			return nil, err
 		}
+		c.mu.Lock()
+		c.seen = since
+		c.mu.Unlock()
 		c.watch = znodes.WatchOwn(c.inc, c.path(), c)
 		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
@@ -434,12 +439,16 @@ func (c *claimant) endLocked() {
 	}
 }
 
-// The method `stands` returns true if the session is confirmed. Then every claim of the claimant is valid. While
-// the claimant has items, its stake keeps the session confirmed.
+// The method `stands` returns true if the session is confirmed and the mark exists. Then every claim
+// of the claimant is valid. While the claimant has items, its stake keeps the session confirmed.
+//
+// After an outage, `stands` reads the mark. Another client may have deleted the mark during the
+// outage, and another consumer may have the elements.
 func (c *claimant) stands(ctx context.Context) bool {
 	c.mu.Lock()
-	staked := c.stake != nil
+	staked, seen := c.stake != nil, c.seen
 	c.mu.Unlock()
+	lapse := c.inc.Lapse()
 	if !staked {
 		s, err := c.inc.Stake(ctx)
 		if err != nil {
@@ -451,6 +460,18 @@ func (c *claimant) stands(ctx context.Context) bool {
 		}
 		c.mu.Unlock()
 		s.Drop() // if another consumer was quicker, or the claimant has no items left, or has lost them
+	}
+	if on := c.inc.Watches.Connection(); on != seen || lapse.Outage() {
+		switch stat, err := c.inc.Exists(ctx, c.path()); {
+		case err != nil && session.OutcomeOf(err) != session.Answered:
+			return false
+		case err == nil && (stat == nil || stat.EphemeralOwner != c.inc.ID.Load()):
+			c.lose(c.inc.Deleted())
+		case err == nil:
+			c.mu.Lock()
+			c.seen = max(c.seen, on)
+			c.mu.Unlock()
+		}
 	}
 	return c.lost() == nil
 }

@@ -321,3 +321,35 @@ func TestADowngradeDoesNotEndIfItsZnodeIsDeletedBeforeItsReplyHasCome(t *testing
 		harness.Must(t, <-waits)
 	})
 }
+
+// A consumer has claimed an element, and the session must be confirmed before the program gets the
+// element.
+func TestAnElementIsNotDeliveredIfTheMarkIsDeletedDuringTheConfirmation(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, other, conn := suite.Open(t, srv), suite.Open(t, srv), harness.Plain(t, srv)
+		mine, third := zsync.NewQueue[string](s, "/q"), zsync.NewQueue[string](other, "/q")
+		receive := func() error {
+			d, err := mine.Receive(t.Context())
+			if err == nil {
+				err = d.Ack(t.Context())
+			}
+			return err
+		}
+		harness.Must(t, third.Send(t.Context(), "a"))
+		harness.Must(t, receive())
+		got := harness.Async(receive)
+		time.Sleep(20 * time.Second) // then the claim confirms the session no longer
+		o := outageFrom(srv, s, zktest.DropRequest, harness.Op(zktest.OpDelete))
+		harness.Must(t, third.Send(t.Context(), "b"))
+		o.strike(t, conn, "/q-live", "")
+		d, err := third.Receive(t.Context())
+		harness.Must(t, err)
+		harness.PendingStill(t, got)
+		srv.SetLatency(5 * time.Millisecond)
+		o.on.Store(false)
+		time.Sleep(10 * time.Second)
+		harness.PendingStill(t, got)
+		harness.Must(t, d.Return())
+		harness.Must(t, <-got)
+	})
+}
