@@ -89,9 +89,8 @@ func (m *Mutex) Revoke(ctx context.Context) (err error) {
 			return err
 		}
 		// Names of znodes are unique, so a repeated write can only reach the same holder.
-		ask := session.SetCall(znodes.ChildPath(m.local.Line.Dir, holder), []byte(lock.RevokeMessage), -1)
 		err = inc.Repeat(ctx, func() error {
-			_, err := session.Attempt(ctx, inc, ask)
+			_, err := session.Attempt(ctx, inc, session.SetCall(znodes.ChildPath(m.local.Line.Dir, holder), []byte(lock.RevokeMessage), -1))
 			open = open || session.OutcomeOf(err) == session.Unknown
 			return err
 		})

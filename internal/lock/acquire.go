@@ -25,9 +25,7 @@ type Place struct {
 	Behind *Ahead // where Take records the contenders ahead; nil if Take makes no record
 	try    bool   // p is used by Try, which waits only for a contender that may have kept its place
 
-	// If one of these is closed while p waits for a contender, Take returns ErrInterrupted, and p keeps its
-	// place: another Take continues the wait.
-	Interrupts [2]<-chan struct{}
+	Interrupts [2]<-chan struct{} // if one is closed during the wait for a contender, Take returns ErrInterrupted; another Take continues the wait
 
 	claim  *Claim       // nil while no znode of p is in the line
 	roll   *znodes.Roll // a listing of the line, if `acquire` has not used it yet
@@ -52,10 +50,9 @@ type Place struct {
 }
 
 var (
-	ErrInterrupted = errors.New("zsync: the wait is interrupted") // one of Place.Interrupts has ended a Take
-
-	errDeferred = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
-	errBlocked  = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
+	ErrInterrupted = errors.New("zsync: the wait is interrupted")    // one of Place.Interrupts has ended a Take
+	errDeferred    = errors.New("zsync: others go before")           // a contender whose turn has come lets others go first
+	errBlocked     = errors.New("zsync: another contender is ahead") // a contender blocks a caller that does not wait
 )
 
 const (

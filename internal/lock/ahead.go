@@ -78,8 +78,7 @@ func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation) (gone bool) 
 }
 
 // AwaitEither waits until either watch has fired, and calls Look during the wait. One of the watches
-// must fire when the first contender leaves. AwaitEither also returns if Look finds that it has left: see
-// [conn.Watches].
+// must fire when the first contender leaves. AwaitEither also returns if Look finds that it has left.
 func (a *Ahead) AwaitEither(ctx context.Context, inc *session.Incarnation, one, two *conn.Watch) error {
 	for start, gone := time.Now(), false; !gone; {
 		due := time.Now().Add(min(max(time.Since(start), lookAfter), lookEvery))
