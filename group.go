@@ -195,10 +195,10 @@ func (m *Membership[T]) stay(inc *session.Incarnation) (gone *znodes.Deletion, e
 	}
 	<-m.writing
 	if err == nil {
+		m.observe(session.EventJoined, nil) // before Join returns: what follows has later events
 		if !session.IsClosed(m.joined) {
 			close(m.joined)
 		}
-		m.observe(session.EventJoined, nil)
 		err = znodes.AwaitOwnGone(m.leaving, inc, m.path)
 		m.writing <- struct{}{} // wait until a write in progress has been answered or abandoned
 		m.inc = nil
