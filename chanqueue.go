@@ -29,7 +29,7 @@ import (
 // # Loss
 //
 // Sends and consumers continue in the next session. Other consumers can claim the elements of the
-// session that has ended. Then Ack returns [ErrLost].
+// session that has ended. Then Ack returns [ErrLost], or says that the outcome is unknown.
 //
 // # Errors
 //

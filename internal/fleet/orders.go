@@ -382,7 +382,7 @@ func (q *orders) settle(a *actor, d zsync.Delivery[int64], h *hold) {
 		done := a.doing("rejects %d", v)
 		err = d.Reject(ctx, "no")
 		done()
-		a.may("Reject", ctx, err, zsync.ErrLost)
+		a.may("Reject", ctx, err, zsync.ErrLost, zk.ErrNoNode)
 		return
 	case 4, 5:
 		q.replace(ctx, a, v, d.Txn)
@@ -391,7 +391,7 @@ func (q *orders) settle(a *actor, d zsync.Delivery[int64], h *hold) {
 		done, asked := a.doing("acknowledges %d", v), time.Now()
 		err := d.Ack(ctx)
 		done()
-		ok := a.may("Ack", ctx, err, zsync.ErrLost)
+		ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
 		if other := h.r.since(h, asked); ok && other != nil {
 			q.w.fail("the orders: Ack of %d by %s is nil, and %s has had its key since %v", v, a, other.a, q.w.at(other.since))
 		}
@@ -421,7 +421,7 @@ func (q *orders) replace(ctx context.Context, a *actor, v int64, txn func(contex
 	done := a.doing("replaces %d by %d, refused %v", v, next, refused)
 	_, err := txn(ctx, ops...)
 	done()
-	ok := a.may("Txn", ctx, err, zsync.ErrLost, zk.ErrNodeExists)
+	ok := a.may("Txn", ctx, err, zsync.ErrLost, zk.ErrNoNode, zk.ErrNodeExists)
 	switch {
 	case ok && refused:
 		q.w.fail("the orders: a Txn of %d was applied, and one of its operations cannot be", v)

@@ -609,7 +609,7 @@ func (q *queue) deliver(a *actor, d zsync.Delivery[int64]) {
 	done, asked := a.doing("acknowledges %d", v), time.Now()
 	err := d.Ack(ctx)
 	done()
-	ok := a.may("Ack", ctx, err, zsync.ErrLost)
+	ok := a.may("Ack", ctx, err, zsync.ErrLost, zk.ErrNoNode)
 	// If strangers strike, the mark of the other claim may have been deleted. The process of that
 	// claim may learn of the claim now, and of the loss a moment later.
 	if other := r.since(h, asked); ok && other != nil && !q.w.strikes {

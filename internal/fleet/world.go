@@ -51,7 +51,7 @@ type world struct {
 	reborn   time.Time // the time of the last loss of all data; guarded by mu
 	eras     int       // the number of losses of all data; guarded by mu
 
-	cutShort atomic.Int32   // the number of lives that were cut short: their process died, called Close before the end of the faults, lost its connection during Close, or had requests without an answer then
+	cutShort atomic.Int32   // the number of lives that were cut short: their process died, called Close before the end of the faults, or lost its connection during Close
 	absent   map[string]int // by actor: how often in a row the method `placed` has found no znode of its process in the line; only the method `look` uses it
 
 	connecting chan *life // has a life at the moment at which it begins to connect, if the method `aim` waits for one
@@ -592,11 +592,7 @@ func (l *life) close() {
 	wg.Go(func() {
 		_ = l.s.Close()
 		l.closed.Store(true)
-		d := time.Since(l.w.begun) - time.Duration(l.closing.Load())
-		if d >= time.Second { // Close has waited in vain for the answers to the last requests
-			l.w.cutShort.Add(1)
-		}
-		if d < l.w.timeout-time.Millisecond { // d counts from the first call of Close
+		if d := time.Since(l.w.begun) - time.Duration(l.closing.Load()); d < l.w.timeout-time.Millisecond { // d counts from the first call of Close
 			l.functions.Range(func(h, _ any) bool {
 				l.w.fail("Close of p%d.%d has returned after %v, and a function still holds %s", l.process, l.nth, d, h.(*hold).r.name)
 				return true

@@ -13,7 +13,6 @@ import (
 
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	txns "github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/internal/znodes"
 )
 
@@ -24,7 +23,7 @@ import (
 // The type `claimant` is the owner of all claims of a Queue value in one ZooKeeper session. The
 // claims are lost when the session ends, or when another client deletes the claimant's mark.
 //
-// Every transaction of a claimant checks the claimant's mark: see `commit`. A transaction that writes a board
+// Every transaction of a claimant checks the claimant's mark. A transaction that writes a board
 // also checks the version of that board, and the claimant sends these transactions one at a time.
 // So while the mark exists, the claimant knows its own lines on all boards from memory.
 type claimant struct {
@@ -38,6 +37,8 @@ type claimant struct {
 	lose context.CancelCauseFunc
 
 	mu      sync.Mutex         // guards the fields from here to `stake`
+	version int32              // version of the mark
+	zxids   map[int32]int64    // by version: the zxids of the mark that `fence` has read
 	seen    int64              // a connection over which, or after which, the servers have found the mark
 	users   int                // callers of `enlist` that have not called `leave` yet
 	timer   *time.Timer        // ends the claimant when it was unused for the time whenIdle
@@ -77,7 +78,8 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		stay()
 		return nil, session.ErrClosed // Close would not wait for new claims
 	}
-	c := &claimant{q: q, inc: inc, leaving: leaving, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1, lots: make(map[string]*claims)}
+	c := &claimant{q: q, inc: inc, leaving: leaving, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1}
+	c.lots, c.zxids = make(map[string]*claims), make(map[int32]int64)
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	// A program can use any number of queues in one session, so the mark of an unused queue is deleted.
 	c.timer = time.AfterFunc(whenIdle, func() {
@@ -232,8 +234,13 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	if kept.czxid != t.czxid {
 		c.lose(c.inc.Deleted()) // another client has deleted the bucket and created it again: the numbers of its elements begin again
 	}
-	if c.held.Err() != nil {
+	switch {
+	case c.held.Err() != nil:
 		return nil, session.ErrVanished
+	case kept.version > t.version:
+		// The claimant has written the board since `t` was read, and may have claimed `es` already. If the
+		// reply to a new claim were lost, its line could not show whether the servers have applied the claim.
+		return nil, errOutrun
 	}
 	if c.watch == nil { // the first claim
 		since := c.inc.Watches.Connection()
@@ -242,9 +249,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 			c.lose(nil) // the servers may have created the mark, so its name is not used again
 			return nil, err
 		}
-		c.mu.Lock()
-		c.seen = since
-		c.mu.Unlock()
+		c.exists(nil, since)
 		c.watch = znodes.WatchOwn(c.inc, c.path(), c)
 		c.watch.Made(true) // as soon as the mark is deleted, another client can claim the elements
 	}
@@ -264,10 +269,10 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	case err == nil:
 	case outrun(err), session.IsNodeExists(err): // NodeExists: the queue is paused, and this server lags
 		return nil, errOutrun
-	case i > 0 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
+	case i > 1 && session.IsAnswer(err, zk.ErrNoAuth) && !blind:
 		c.q.Skips.Skip(pausedName) // this client's claims do not check for a pause
 		return nil, errOutrun
-	case i == 0 && session.IsAnswer(err, zk.ErrNoAuth):
+	case i == 1 && session.IsAnswer(err, zk.ErrNoAuth):
 		c.q.Skips.Unreadable(t.name, err) // this client does not claim in the bucket
 		return nil, errOutrun
 	default:
@@ -320,47 +325,147 @@ func (c *claimant) next(t *lot, items map[int32]*item) *board {
 
 // The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. If
 // another client has written or deleted the bucket, the error is BadVersion or NoNode.
+//
+// If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
+// that line while the mark exists.
 func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, error) {
 	path, data := znodes.ChildPath(c.q.dir, t.name), next.marshal()
 	if len(data) > znodes.MaxPacket/2 {
 		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", t.name, len(data), session.ErrTooLarge)
 	}
 	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: t.version}}, with...)
-	rs, err := c.commit(session.Finish(c.inc.Ctx), ops)
+	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
+		data, _, err := c.inc.GetFresh(session.Finishing, path)
+		if session.IsNoNode(err) {
+			return false, nil
+		}
+		is, want := parseBoard(data).lines[c.mark], next.lines[c.mark]
+		return slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
+	})
 	if err == nil {
 		t.board, t.version = next, t.version+1
 	}
 	return rs, err
 }
 
-// The method `commit` checks the mark and applies `ops`, in one transaction and exactly once. It returns the
-// responses to `ops`. If the mark does not exist, the claims are lost, and the error is ErrVanished. If ctx ends
-// first or the Session is closed, it is unknown whether the transaction was applied.
+// The method `transact` checks the mark and applies `ops`, in one transaction and exactly once. If
+// `touch` is set, the transaction writes the mark, which then has the zxid of the transaction. If
+// `transact` returns an error, the result `open` says whether the servers may have applied the
+// transaction, or may apply it later.
 //
-// If the servers refuse to show that, the claimant gives up its claims, and `finish` deletes its mark. Otherwise,
-// no client would settle or return the elements while the session lives.
-func (c *claimant) commit(ctx context.Context, ops []any) (rs []zk.MultiResponse, err error) {
-	rs, err = c.q.Commit(ctx, append([]any{&zk.CheckVersionRequest{Path: c.path(), Version: -1}}, ops...))
-	atMark := znodes.FailedOp(rs) == 0
-	switch loss := c.lost(); {
-	case err == nil:
-	case session.IsClosed(c.q.m.Over):
-		err = session.ErrClosed
-	case loss != nil && ctx.Err() != nil:
-		err = session.ErrEnded
-	case errors.Is(err, txns.ErrUnknown):
-		c.lose(c.inc.GivenUp(err))
-		err = fmt.Errorf("%w: %w", session.ErrVanished, err)
-	case atMark && session.IsNoNode(err):
-		c.lose(c.inc.Deleted())
-		err = session.ErrVanished
+// If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
+// it, `transact` first calls `fence`: from then on, the servers refuse every earlier attempt. If
+// `touch` is set and the mark was unchanged before that, no attempt was applied. Otherwise, `transact`
+// calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is then
+// the zxid of the transaction, if `touch` is set. If an earlier attempt was applied, the responses are nil.
+//
+// If the servers refuse to show the outcome, the claimant gives up its claims, and `finish` deletes its
+// mark. Otherwise, no client would settle or return the elements while the session lives.
+func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
+	var version int32 // the version of the mark that all attempts without a reply expect
+	for try := 0; ; {
+		since := c.inc.Watches.Connection()
+		if !open {
+			c.mu.Lock()
+			version = c.version
+			c.mu.Unlock()
+		}
+		var first any = &zk.CheckVersionRequest{Path: c.path(), Version: version}
+		if touch {
+			first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: version}
+		}
+		rs = nil
+		p, err := znodes.StartMulti(session.Finishing, c.inc, append([]any{first}, ops...))
+		if err == nil {
+			rs, err = p.Wait(session.Finishing, c.inc)
+			open = open || session.OutcomeOf(err) == session.Unknown // even if the session has ended
+		}
+		atMark := znodes.FailedOp(rs) == 0
+		switch {
+		case err == nil:
+			c.exists(rs[0].Stat, since)
+			return rs, false, nil
+		case isOver(err):
+			return nil, open, err
+		case context.Cause(c.held) != nil:
+			return nil, open, session.ErrVanished
+		case session.OutcomeOf(err) != session.Answered:
+			if err := c.inc.Pause(session.Finishing, try); err != nil {
+				return nil, open, err
+			}
+			try++
+		case open:
+			unchanged, zxid, err := c.fence(version)
+			done := false
+			if err == nil && !(touch && unchanged) {
+				done, err = applied(zxid)
+			}
+			switch {
+			case err != nil && session.OutcomeOf(err) == session.Answered:
+				c.lose(c.inc.GivenUp(err))
+				return nil, true, session.ErrVanished
+			case err != nil:
+				return nil, true, err
+			case done:
+				return nil, false, nil
+			}
+			open = false // no earlier attempt can cause the next refusal
+		case atMark && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
+			stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+			if err != nil {
+				return nil, false, err
+			}
+			c.exists(stat, 0)
+		case atMark && session.IsNoNode(err):
+			c.lose(c.inc.Deleted())
+			return nil, false, session.ErrVanished
+		default:
+			return rs, false, err
+		}
 	}
-	return rs[min(1, len(rs)):], err
 }
 
 // isOver reports whether err means that the ZooKeeper session has ended or the Session was closed.
 func isOver(err error) bool {
 	return errors.Is(err, session.ErrEnded) || errors.Is(err, session.ErrClosed)
+}
+
+// The method `exists` records that the mark exists, and its version if `stat` is not nil. The servers have
+// found it over the connection with the number `since` or a later one; 0: unknown.
+func (c *claimant) exists(stat *zk.Stat, since int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.seen = max(c.seen, since); stat != nil {
+		c.version = max(c.version, stat.Version)
+	}
+}
+
+// The method `fence` writes the mark. From then on, the servers refuse every earlier attempt that has
+// no reply, because such an attempt expects the old `version` of the mark. The result `unchanged` is true
+// if the mark still had that version before. The result `zxid` is the zxid of the write that followed
+// that version: no fence replaces a version of the mark that it has not read.
+func (c *claimant) fence(version int32) (unchanged bool, zxid int64, err error) {
+	for {
+		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+		if stat != nil {
+			unchanged = stat.Version == version
+			c.mu.Lock()
+			c.zxids[stat.Version] = stat.Mzxid
+			zxid = c.zxids[version+1]
+			c.mu.Unlock()
+			stat, err = c.inc.Set(session.Finishing, c.path(), []byte(c.q.m.Owner), stat.Version)
+		}
+		switch {
+		case session.IsBadVersion(err): // an attempt was applied meanwhile, or this write, which had no reply
+			continue
+		case session.IsNoNode(err), err == nil && stat == nil:
+			c.lose(c.inc.Deleted())
+			err = session.ErrVanished
+		case err == nil:
+			c.exists(stat, 0)
+		}
+		return unchanged, zxid, err
+	}
 }
 
 // The method `flush` returns all items in c.returns, bucket by bucket. The caller has the `turn`. The
@@ -468,9 +573,7 @@ func (c *claimant) stands(ctx context.Context) bool {
 		case err == nil && (stat == nil || stat.EphemeralOwner != c.inc.ID.Load()):
 			c.lose(c.inc.Deleted())
 		case err == nil:
-			c.mu.Lock()
-			c.seen = max(c.seen, on)
-			c.mu.Unlock()
+			c.exists(stat, on)
 		}
 	}
 	return c.lost() == nil

@@ -53,14 +53,14 @@ func TestAClaimIsNotAppliedAfterAPauseHasRefusedIt(t *testing.T) {
 }
 
 // refuseFence loses the reply to the next transaction of a session. For five seconds, the servers
-// refuse to show the log, which would tell whether that transaction was applied.
+// refuse the write of the mark, which would show whether that transaction was applied.
 func refuseFence(srv *zktest.Server, id int64) {
 	var lost atomic.Bool
 	srv.Intercept(func(r zktest.Request) zktest.Action {
 		switch {
 		case r.Session == id && r.Op == zktest.OpMulti && !lost.Swap(true):
 			return zktest.DropReply
-		case r.Session == id && r.Op == zktest.OpExists && strings.HasPrefix(r.Path, "/q-receipts/"):
+		case r.Session == id && r.Op == zktest.OpSetData && strings.HasPrefix(r.Path, "/q-live/"):
 			return zktest.Fail(zktest.CodeQuotaExceeded)
 		}
 		return zktest.Pass

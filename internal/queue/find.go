@@ -115,6 +115,7 @@ type finding struct {
 	due    time.Time  // time at which an element may next become free without a ring of the bell
 	more   bool       // another bucket may have free elements
 	others bool       // the boards have lines of other marks that exist
+	paused bool       // the queue is paused
 	at     time.Time  // when the search ended
 }
 
@@ -156,8 +157,9 @@ func (q *finder) search(ctx context.Context, inc *session.Incarnation, how findi
 			}
 		}
 		names, _, err := inc.Children(ctx, q.dir)
+		f.paused = slices.Contains(names, pausedName)
 		switch {
-		case session.IsNoNode(err), slices.Contains(names, pausedName):
+		case f.paused || session.IsNoNode(err):
 			return &f, nil
 		case err != nil:
 			return nil, err

@@ -37,8 +37,9 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 		}
 	}
 	// The pump joins its watches before it searches, so it misses no event after the search.
-	watches := make([]*conn.Watch, 2)
-	for i, key := range []conn.WatchKey{{Kind: conn.WatchData, Path: q.dir}, {Kind: conn.WatchChildren, Path: q.live}} {
+	paused := znodes.ChildPath(q.dir, pausedName) // another client may delete it without a ring of the bell
+	watches := make([]*conn.Watch, 3)
+	for i, key := range []conn.WatchKey{{Kind: conn.WatchData, Path: q.dir}, {Kind: conn.WatchData, Path: paused}, {Kind: conn.WatchChildren, Path: q.live}} {
 		watches[i] = inc.Watches.Join(key)
 		defer inc.Watches.Leave(watches[i])
 	}
@@ -53,6 +54,11 @@ func (p *pump) idle(inc *session.Incarnation) (err error) {
 	}
 	if p.found, err = q.search(p.ctx, inc, finding{n: bucketSize / 2, spread: p.spread, watch: true}); err != nil || len(p.found.es) > 0 {
 		return err
+	}
+	if p.found.paused {
+		if _, _, err := inc.Get(p.ctx, paused); session.IsNoNode(err) {
+			return nil
+		}
 	}
 	p.spread = 1 // no element is free, so no consumer competes for one
 	due := earlier(q.Sweep(inc), p.found.due)

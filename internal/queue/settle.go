@@ -13,7 +13,6 @@ import (
 	"github.com/zsync/zsync/internal/lock"
 	"github.com/zsync/zsync/internal/session"
 	"github.com/zsync/zsync/internal/trace"
-	txns "github.com/zsync/zsync/internal/txn"
 	"github.com/zsync/zsync/internal/znodes"
 )
 
@@ -23,8 +22,11 @@ import (
 //
 //	check(mark) + delete(element) + operations of the fate
 //
-// No other client deletes the element while the claimant's mark exists. If the session ends before a reply,
-// claimant.commit finds out in the next session whether the transaction was applied.
+// The deletion itself proves that the transaction was applied: no element's name is used again, and
+// no other client deletes the element while the claimant's mark exists. If a reply is lost,
+// claimant.transact ensures that the servers apply no attempt any more. Then the claimant looks for the
+// element, and after that for the mark. If the mark exists and the element does not, the claimant itself
+// has deleted the element.
 
 // The type `item` is a claimed element.
 type item struct {
@@ -58,7 +60,6 @@ type entry struct {
 	wait time.Duration // time between the last refusal and this attempt; 0 before a refusal
 	done chan struct{}
 	err  error // read it only after `done` is closed
-	open bool  // err is a loss, and the servers do not show whether they have carried out the fate; read it like err
 }
 
 func (e *entry) close(err error) {
@@ -160,29 +161,29 @@ func (c *claimant) run() {
 func (c *claimant) settle(es []*entry) {
 	for len(es) > 0 {
 		steps, owners, err := c.steps(es)
+		ops, touch, open := opsOf(steps), es[0].with != nil, false
+		if err == nil {
+			err = znodes.CheckSize(c.q.m, append(ops, &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner)}))
+		}
 		var rs []zk.MultiResponse
 		if err == nil {
-			rs, err = c.commit(session.Finishing, opsOf(steps))
-		}
-		if err == nil {
-			c.removed(es, rs)
-			return
-		}
-		if loss := c.lost(); loss != nil || isOver(err) {
-			open := errors.Is(err, txns.ErrUnknown)
-			if err != session.ErrClosed { // else the servers may have applied the transaction
-				err = cmp.Or(loss, c.inc.Loss())
+			var zxid int64
+			// If the reply is lost, Recall needs the zxid of the transaction, which the mark then has.
+			rs, open, err = c.transact(ops, touch, func(mark int64) (bool, error) {
+				zxid = mark
+				return c.deleted(es)
+			})
+			if err == nil {
+				c.removed(es, rs, zxid)
+				return
 			}
-			for _, e := range es {
-				if e.open = open; e.with != nil {
-					e.with.learn(nil)
-				}
-				e.close(err)
-			}
+		}
+		if open || isOver(err) || context.Cause(c.held) != nil {
+			c.orphaned(es, open)
 			return
 		}
 		e := es[0]
-		if i := znodes.FailedOp(rs); i >= 0 {
+		if i := znodes.FailedOp(rs) - 1; i >= 0 {
 			if e = owners[i]; e.with != nil && 0 < i && i <= len(e.with.ops) { // an operation of the program: step 0 is the deletion
 				e.with.rs = make([]zk.MultiResponse, len(e.with.ops))
 				e.with.rs[i-1].Error = err
@@ -193,7 +194,11 @@ func (c *claimant) settle(es []*entry) {
 			es = es[n:]
 			continue
 		}
-		if err != nil && !isOver(err) { // if the session is over, the next attempt fails
+		switch {
+		case isOver(err):
+			c.orphaned(es, false)
+			return
+		case err != nil:
 			c.refuse(e, err)
 			es = slices.DeleteFunc(slices.Clone(es), func(o *entry) bool { return o == e })
 		}
@@ -260,13 +265,42 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 	return steps, owners, nil
 }
 
+// The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
+// servers no longer apply any attempt of that transaction.
+func (c *claimant) deleted(es []*entry) (bool, error) {
+	if there, err := c.there(c.inc, es); there || err != nil {
+		return false, err
+	}
+	// The elements do not exist. If the mark does not exist, another client may have claimed and deleted them.
+	mark, err := c.inc.Exists(session.Finishing, c.path())
+	if err == nil && mark == nil {
+		c.lose(c.inc.Deleted())
+		err = session.ErrVanished
+	}
+	return err == nil, err
+}
+
+// The method `there` reports whether the element of an entry exists.
+func (c *claimant) there(inc *session.Incarnation, es []*entry) (bool, error) {
+	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
+		return false, err
+	}
+	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
+	return slices.ContainsFunc(looks, func(l *session.Pending[session.Listing]) bool { return !session.IsNoNode(l.Err) }), err
+}
+
 // The method `removed` closes the entries of an applied transaction. The argument `rs` has the
-// responses to the transaction.
-func (c *claimant) removed(es []*entry, rs []zk.MultiResponse) {
+// responses to the transaction. If the reply was lost, `rs` is nil, and `zxid` is the zxid of the
+// transaction.
+func (c *claimant) removed(es []*entry, rs []zk.MultiResponse, zxid int64) {
 	fates := map[string][]*item{}
 	for _, e := range es {
-		if e.with != nil {
-			e.with.rs = e.with.learn(rs[1:]) // the first is the deletion
+		switch {
+		case e.with != nil && rs == nil:
+			e.with.learn(nil)
+			e.with.rs = znodes.BareResponses(c.q.m, znodes.Recall(session.Finishing, c.inc, e.with.ops, zxid))
+		case e.with != nil:
+			e.with.rs = znodes.BareResponses(c.q.m, e.with.learn(rs[2:])) // the first two are the check of the mark and the deletion
 		}
 		word := map[Fate]string{Remove: trace.Removed, Later: trace.Delayed, Bury: trace.Buried}[e.Fate]
 		fates[word] = append(fates[word], e.item)
@@ -341,6 +375,42 @@ func (c *claimant) refuse(e *entry, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.sendLocked(again)
+	})
+}
+
+// The method `orphaned` closes entries whose claims were lost before a result was known. If `open`
+// is set, an attempt may have been applied. In this case, `orphaned` waits until the mark is
+// deleted. From then on, the servers apply no transaction of this claimant, and the method looks
+// for the elements: one transaction deletes all of them, or none.
+func (c *claimant) orphaned(es []*entry, open bool) {
+	end := func(err error) {
+		err = cmp.Or(err, c.lost(), c.inc.Loss())
+		for _, e := range es {
+			e.close(err)
+		}
+	}
+	if !open {
+		end(nil)
+		return
+	}
+	c.q.m.Spawn(func() {
+		there := false
+		err := c.q.m.During(session.Finishing, func(inc *session.Incarnation) (err error) {
+			if err = inc.AwaitGone(session.Finishing, c.path()); err == nil {
+				there, err = c.there(inc, es)
+			}
+			return err
+		})
+		switch {
+		case err != nil && session.OutcomeOf(err) == session.Answered:
+			end(fmt.Errorf("the claim was lost before the answer, so whether it was applied is unknown: %v", err)) // %v: this is no refusal of the fate
+		case err != nil:
+			end(session.ErrClosed) // the servers may have applied it
+		case there:
+			end(nil)
+		default:
+			end(fmt.Errorf("the claim was lost before the answer, and the element is gone, so whether it was applied is unknown: %w", zk.ErrNoNode))
+		}
 	})
 }
 

@@ -49,9 +49,10 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 			err = removal.err // the result may have come just after the end of ctx
 		}
 		switch {
-		case err == nil, !known, removal.open, errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost):
+		case err == nil, !known, errors.Is(err, session.ErrClosed) && !errors.Is(err, session.ErrLost), session.IsNoNode(err):
 			// If it is open whether the servers apply the removal, the caller gets the element: two
-			// deliveries are better than none. If they refuse it, the element returns.
+			// deliveries are better than none. If they refuse it, the element returns. With NoNode, this
+			// client may have removed the element.
 			c.decide(it, untried, nil)
 			return e, nil
 		case c.lost() == nil || isOver(err):

@@ -1,9 +1,7 @@
 package queue
 
 import (
-	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,37 +59,6 @@ func TestTakeReturnsNoElementWhoseRemovalIsRefused(t *testing.T) {
 		harness.SetACL(t, srv, "/q/"+znodes.ParentPath(there.ID), zk.WorldACL(zk.PermAll))
 		wantTake(t, other, "x", 0)
 	})
-}
-
-// The reply to the removal is lost, and the servers refuse to show the log of the removal. In one case, the
-// session ends, too. Nobody else can get the element, so Take must return it.
-func TestTakeReturnsAnElementIfNoLogShowsItsRemoval(t *testing.T) {
-	for name, expires := range map[string]bool{"session lives": false, "session ends": true} {
-		t.Run(name, func(t *testing.T) {
-			harness.VirtualTime(t, func(t *testing.T) {
-				srv := zktest.Start(t)
-				taker := open(t, srv)
-				q, id := queueAt(taker, "/q"), taker.SessionID()
-				send(t, q, "x")
-				var removed atomic.Bool
-				srv.Intercept(func(r zktest.Request) zktest.Action {
-					switch {
-					case r.Op == zktest.OpMulti && slices.ContainsFunc(r.Ops, func(o zktest.Request) bool {
-						return o.Op == zktest.OpDelete && strings.HasPrefix(o.Path, "/q/b-")
-					}) && !removed.Swap(true):
-						if expires {
-							time.AfterFunc(time.Millisecond, func() { srv.Expire(id) })
-						}
-						return zktest.DropReply
-					case r.Op == zktest.OpExists && strings.HasPrefix(r.Path, "/q-receipts/"):
-						return zktest.Fail(zktest.CodeQuotaExceeded)
-					}
-					return zktest.Pass
-				})
-				wantTake(t, q, "x", 0)
-			})
-		})
-	}
 }
 
 // Another client deletes the taker's mark after the claim. Take claims the element again.

@@ -48,7 +48,6 @@ type transaction struct {
 	why   error              // the error that t returns, unless an open attempt was applied
 	whyRs []zk.MultiResponse // the answers with this error, with that to the operation on the log
 	rs    []zk.MultiResponse // the answers to `ops`
-	zxid  int64              // not 0 if rs was recalled, because the reply of the attempt at that zxid was lost
 }
 
 // Session applies `ops` in one transaction, exactly once, within one ZooKeeper session. If that
@@ -109,14 +108,6 @@ func (t *transaction) apply(ctx context.Context, during func(func(*session.Incar
 	})
 	if t.log != nil {
 		t.pool.put(inc, t.log, !t.open)
-	}
-	if t.zxid != 0 && t.pool.across && inc.Ctx.Err() != nil { // the session may have ended before all answers were recalled
-		during(func(in *session.Incarnation) error {
-			if t.rs = t.pool.recall(ctx, in, t.ops, t.zxid); in.Ctx.Err() != nil {
-				return session.ErrEnded
-			}
-			return nil
-		})
 	}
 	switch {
 	case !t.open:
@@ -222,8 +213,7 @@ func (t *transaction) settle(ctx context.Context, inc *session.Incarnation, why 
 			return false, fmt.Errorf("its log %s was deleted: %v", path, err)
 		case t.log.wrote(true, stat), t.log.wrote(false, stat) && t.why != nil:
 			if applied = t.log.wrote(true, stat); applied {
-				t.zxid = stat.Mzxid
-				t.rs = t.pool.recall(ctx, inc, t.ops, t.zxid)
+				t.rs = t.pool.recall(ctx, inc, t.ops, stat.Mzxid)
 			}
 			t.log.version, t.open = stat.Version, false
 			return applied, nil

@@ -439,33 +439,6 @@ func TestATransactionThatIsNotTooLargeIsApplied(t *testing.T) {
 	})
 }
 
-// The reply to a transaction is lost, and the session ends while the client recovers the responses. The
-// client must recover them in the next session.
-func TestAResponseIsRecoveredThoughTheSessionEndsMeanwhile(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		s := open(t, srv)
-		_, err := znodes.Create(t.Context(), live(t, s), "/x", nil)
-		must(t, err)
-		var lost, ended bool
-		srv.Intercept(func(r zktest.Request) zktest.Action {
-			switch {
-			case r.Op == zktest.OpMulti && !lost:
-				lost = true
-				return zktest.DropReply
-			case r.Op == zktest.OpExists && r.Path == "/x" && !ended:
-				ended = true
-				srv.Expire(r.Session)
-				return zktest.DropRequest
-			}
-			return zktest.Pass
-		})
-		rs, err := Across(harness.Within(t, time.Minute), s.m, "/logs", []any{&zk.SetDataRequest{Path: "/x", Data: []byte("1"), Version: -1}})
-		if must(t, err); !ended || len(rs) != 1 || rs[0].Stat == nil || rs[0].Stat.Version != 1 {
-			t.Errorf("session ended: %v; responses %+v", ended, rs)
-		}
-	})
-}
-
 // The servers permit no log, and are overloaded: they do not execute the transaction. Its session ends before the next
 // attempt, so the transaction belongs to the next session.
 func TestATransactionWithoutALogGoesOnInTheNextSession(t *testing.T) {

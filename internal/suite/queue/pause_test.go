@@ -10,7 +10,6 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/zsync/zsync"
-	"github.com/zsync/zsync/internal/harness"
 	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
@@ -225,19 +224,4 @@ func TestPauseHoldsForAConsumerThatCouldNotCreateAtTheQueueBefore(t *testing.T) 
 		}
 		must(t, d.Ack(t.Context()))
 	}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2"))
-}
-
-func TestAWaitingConsumerSendsNoRequestDuringAPause(t *testing.T) {
-	bubble(t, func(t *testing.T, srv *zktest.Server) {
-		q := zsync.NewQueue[int](open(t, srv), "/q")
-		must(t, q.Pause(t.Context()))
-		must(t, q.Send(t.Context(), 1))
-		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
-		time.Sleep(time.Second)
-		if n := requests(srv, func() { time.Sleep(harness.Timeout / 10) }); n > 2 { // pings
-			t.Errorf("%d requests during a pause", n)
-		}
-		must(t, q.Resume(t.Context()))
-		soon(t, ch)
-	})
 }

@@ -69,6 +69,21 @@ func TestTheNextElementOfAKeyComesThoughTheOneInHandIsDeleted(t *testing.T) {
 	})
 }
 
+func TestConsumersGoOnWhenTheZnodeOfAPauseIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, q.Pause(t.Context()))
+		must(t, q.Send(t.Context(), 1))
+		ch := zsync.NewQueue[int](open(t, srv), "/q").Recv(t.Context())
+		time.Sleep(time.Second)
+		if n := requests(srv, func() { time.Sleep(harness.Timeout / 10) }); n > 2 { // pings
+			t.Errorf("%d requests during a pause", n)
+		}
+		deleteChildren(t, plain(t, srv), "/q", "paused")
+		soon(t, ch)
+	})
+}
+
 func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 	for name, settled := range map[string]bool{"settled": true, "in hand": false} {
 		t.Run(name, func(t *testing.T) {
