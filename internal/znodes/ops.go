@@ -24,8 +24,9 @@ import (
 // was lost. It leaves out responses about znodes that other clients have changed or deleted since.
 func Recall(ctx context.Context, inc *session.Incarnation, ops []any, zxid int64) []zk.MultiResponse {
 	rs := make([]zk.MultiResponse, len(ops))
-	listed, read, deleted := make(map[string][]string), make(map[string]bool), make(map[string]bool) // each directory is listed once, and each child read once
-	later := make(map[string]int32)                                                                  // the number of later writes of the same znode
+	listed := make(map[string][]string) // the children of each directory, which is listed once
+	read, deleted := make(map[string]bool), make(map[string]bool)
+	later := make(map[string]int32) // the number of later writes of the same znode
 	for i, op := range slices.Backward(ops) {
 		switch op := op.(type) {
 		case *zk.DeleteRequest:
