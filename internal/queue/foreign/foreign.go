@@ -183,21 +183,34 @@ func (q *engine) seize(it *delivery) (ours bool, err error) {
 	return it.fault == nil, nil
 }
 
-// The method `split` deletes a znode with no element. It moves the elements of a znode with several (Curator's
-// putMulti) to two znodes, <name>#0 and <name>#1, which it may split again. All these libraries order elements
-// by name, so the elements keep their positions.
+// maxSplit is the largest number of elements that one transaction of `split` moves.
+const maxSplit = 500
+
+// The method `split` moves each element of a znode with no element, or with several (Curator's
+// putMulti), to a znode of its own, <name>#<i>. All these libraries order elements by name, so the
+// elements keep their positions. If the elements do not fit into one transaction, `split` moves the last
+// elements first, so that the other elements keep their number `i`.
 //
-// No split uses a name again for other data: the version would restart at 0, and a client of another library
-// could delete an element that it has not read. So a second attempt of a split fails.
+// A client that has read the znode before the split cannot delete it afterwards: it has a new version, or
+// does not exist. For the same reason, a second attempt of the split fails. No split uses a name again
+// for other data: the version would restart at 0, and a client of another library could delete an
+// element that it has not read.
 func (q *engine) split(path string, it *delivery) error {
-	ops := []any{&zk.DeleteRequest{Path: path, Version: it.version}}
-	if n := len(it.inside) / 2; n > 0 {
-		for i, half := range [][][]byte{it.inside[:n], it.inside[n:]} {
-			ops = append(ops, &zk.CreateRequest{Path: fmt.Sprintf("%s#%d", path, i), Data: q.frame(half...), Acl: q.m.Config.ACL})
+	size, n, ops := znodes.SizeOf(q.m, path, it.stored), len(it.inside), []any{nil}
+	for ; n > 0 && len(ops) <= maxSplit; n-- {
+		part := fmt.Sprintf("%s#%05d", path, n-1)
+		if size += znodes.SizeOf(q.m, part, nil); size > znodes.MaxPacket {
+			break
 		}
+		ops = append(ops, &zk.CreateRequest{Path: part, Data: q.frame(it.inside[n-1]), Acl: q.m.Config.ACL})
 	}
-	if err := znodes.CheckSize(q.m, ops); err != nil {
-		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", len(it.inside), q.m.Bare(path), err)
+	switch {
+	case n == 0:
+		ops[0] = &zk.DeleteRequest{Path: path, Version: it.version}
+	case len(ops) > 1:
+		ops[0] = &zk.SetDataRequest{Path: path, Data: q.frame(it.inside[:n]...), Version: it.version}
+	default:
+		return fmt.Errorf("%d elements in the znode %s, which cannot be taken apart: %w", n, q.m.Bare(path), session.ErrTooLarge)
 	}
 	_, err := znodes.Multi(session.Finishing, it.inc, ops...)
 	return unlessOutrun(err)
