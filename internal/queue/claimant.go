@@ -232,7 +232,7 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	kept := cmp.Or(c.lots[t.name], &claims{lot{bucket: t.bucket, czxid: t.czxid}, make(map[int32]*item)})
 	c.mu.Unlock()
 	if kept.czxid != t.czxid {
-		c.lose(c.inc.Deleted()) // another client has deleted the bucket and created it again: the numbers of its elements begin again
+		c.lose(c.inc.Deleted()) // see `write`
 	}
 	switch {
 	case c.held.Err() != nil:
@@ -326,6 +326,9 @@ func (c *claimant) next(t *lot, items map[int32]*item) *board {
 // The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. If
 // another client has written or deleted the bucket, the error is BadVersion or NoNode.
 //
+// If another client has deleted the bucket and created it again, the numbers of its elements begin again. Then
+// the claimant's lines are wrong, so `write` gives up the claims.
+//
 // If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
 // that line while the mark exists.
 func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, error) {
@@ -334,18 +337,27 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 		return nil, fmt.Errorf("the claims of bucket %s take %d bytes: %w", t.name, len(data), session.ErrTooLarge)
 	}
 	ops := append([]any{&zk.SetDataRequest{Path: path, Data: data, Version: t.version}}, with...)
-	rs, _, err := c.transact(ops, false, func(int64) (bool, error) {
-		data, _, err := c.inc.GetFresh(session.Finishing, path)
-		if session.IsNoNode(err) {
+	var stat *zk.Stat
+	rs, _, err := c.transact(ops, false, func(int64) (done bool, err error) {
+		var now []byte
+		if now, stat, err = c.inc.GetFresh(session.Finishing, path); session.IsNoNode(err) {
 			return false, nil
 		}
-		is, want := parseBoard(data).lines[c.mark], next.lines[c.mark]
+		is, want := parseBoard(now).lines[c.mark], next.lines[c.mark]
 		return slices.Equal(is.claimed, want.claimed) && slices.Equal(is.hand, want.hand), err
 	})
-	if err == nil {
-		t.board, t.version = next, t.version+1
+	if err != nil {
+		return rs, err
 	}
-	return rs, err
+	if rs != nil {
+		stat = rs[1].Stat
+	}
+	if stat.Czxid != t.czxid {
+		c.lose(c.inc.Deleted())
+		return nil, session.ErrVanished
+	}
+	t.board, t.version = next, t.version+1
+	return rs, nil
 }
 
 // The method `transact` checks the mark and applies `ops`, in one transaction and exactly once. If

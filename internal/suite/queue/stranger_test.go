@@ -131,6 +131,46 @@ func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 	}
 }
 
+// A consumer has found an element. Before its claim arrives, another client removes the element, and deletes and creates
+// the bucket. The claim has the version of the new bucket, so the servers apply it there. The number in the claim is the
+// number of the next element.
+func TestAClaimThatArrivesInTheBucketOfAnotherClientDoesNotHoldBackTheNextElement(t *testing.T) {
+	for name, fate := range map[string]zktest.Action{"reply": zktest.Pass, "lost request": zktest.DropRequest, "lost reply": zktest.DropReply} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, srv *zktest.Server) {
+				q, s, stranger := zsync.NewQueue[int](open(t, srv), "/q"), open(t, srv), plain(t, srv)
+				must(t, q.Send(t.Context(), 1))
+				id, remade := s.ID(), atomic.Bool{}
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					if r.Session != id || r.Op != zktest.OpMulti || !strings.HasPrefix(r.Ops[1].Path, "/q/b-") || !remade.CompareAndSwap(false, true) {
+						return zktest.Pass
+					}
+					bucket := r.Ops[1].Path
+					for _, name := range harness.Children(t, stranger, bucket) {
+						must(t, stranger.Delete(bucket+"/"+name, -1))
+					}
+					must(t, stranger.Delete(bucket, -1))
+					_, err := stranger.Create(bucket, nil, 0, zk.WorldACL(zk.PermAll))
+					must(t, err)
+					return fate
+				})
+				ch := zsync.NewQueue[int](s, "/q").Deliveries(t.Context())
+				time.Sleep(time.Second)
+				if !remade.Load() {
+					t.Fatal("the case did not come about")
+				}
+				must(t, q.Send(t.Context(), 2))
+				d := soon(t, ch)
+				if d.Value != 2 {
+					t.Errorf("received %d", d.Value)
+				}
+				must(t, d.Ack(t.Context()))
+				eventuallyEmpty(t, q)
+			})
+		})
+	}
+}
+
 // The servers lose the request of a Txn, and another client deletes the element before the request is
 // sent again.
 func TestATxnThatWasNotAppliedIsNotToldToBeThoughItsElementIsDeleted(t *testing.T) {
