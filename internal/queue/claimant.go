@@ -209,7 +209,7 @@ func (c *claimant) obtain(t *lot, es []*element, hands int) (items []*item, err 
 			c.enterLocked(it, untried, nil)
 			defer c.q.Skips.Unreadable(it.key(), zk.ErrNoAuth)
 		default:
-			it.data, it.sent = nodes[i].Data, time.UnixMilli(cmp.Or(it.first, nodes[i].Stat.Ctime))
+			it.data, it.czxid, it.sent = nodes[i].Data, nodes[i].Stat.Czxid, time.UnixMilli(cmp.Or(it.first, nodes[i].Stat.Ctime))
 			items = append(items, it)
 		}
 	}
@@ -365,23 +365,20 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 // `transact` returns an error, the result `open` says whether the servers may have applied the
 // transaction, or may apply it later.
 //
-// If a reply is lost, `transact` sends the transaction again until the servers answer. If they refuse
-// it, `transact` first calls `fence`: from then on, the servers refuse every earlier attempt. If
-// `touch` is set and the mark was unchanged before that, no attempt was applied. Otherwise, `transact`
-// calls `applied`, which looks whether an earlier attempt was applied. The argument of `applied` is then
-// the zxid of the transaction, if `touch` is set. If an earlier attempt was applied, the responses are nil.
+// If the reply is lost, `transact` calls `fence`: from then on, the servers refuse that attempt. If `touch` is
+// set and the mark was unchanged before that, the attempt was not applied. Otherwise, `transact` calls `applied`,
+// which looks whether the attempt was applied. The argument of `applied` is then the zxid of the transaction, if
+// `touch` is set. If the attempt was applied, the responses are nil. If not, `transact` sends the transaction
+// again.
 //
 // If the servers refuse to show the outcome, the claimant gives up its claims, and `finish` deletes its
 // mark. Otherwise, no client would settle or return the elements while the session lives.
 func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (bool, error)) (rs []zk.MultiResponse, open bool, err error) {
-	var version int32 // the version of the mark that all attempts without a reply expect
 	for try := 0; ; {
 		since := c.inc.Watches.Connection()
-		if !open {
-			c.mu.Lock()
-			version = c.version
-			c.mu.Unlock()
-		}
+		c.mu.Lock()
+		version := c.version
+		c.mu.Unlock()
 		var first any = &zk.CheckVersionRequest{Path: c.path(), Version: version}
 		if touch {
 			first = &zk.SetDataRequest{Path: c.path(), Data: []byte(c.q.m.Owner), Version: version}
@@ -390,7 +387,7 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 		p, err := znodes.StartMulti(session.Finishing, c.inc, append([]any{first}, ops...))
 		if err == nil {
 			rs, err = p.Wait(session.Finishing, c.inc)
-			open = open || session.OutcomeOf(err) == session.Unknown // even if the session has ended
+			open = session.OutcomeOf(err) == session.Unknown // even if the session has ended
 		}
 		atMark := znodes.FailedOp(rs) == 0
 		switch {
@@ -405,8 +402,9 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			if err := c.inc.Pause(session.Finishing, try); err != nil {
 				return nil, open, err
 			}
-			try++
-		case open:
+			if try++; !open {
+				continue
+			}
 			unchanged, zxid, err := c.fence(version)
 			done := false
 			if err == nil && !(touch && unchanged) {
@@ -421,7 +419,7 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 			case done:
 				return nil, false, nil
 			}
-			open = false // no earlier attempt can cause the next refusal
+			open = false
 		case atMark && session.IsBadVersion(err): // `fence` has written the mark; or another client has, which does no harm
 			stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
 			if err != nil {

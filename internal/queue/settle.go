@@ -22,11 +22,11 @@ import (
 //
 //	check(mark) + delete(element) + operations of the fate
 //
-// The deletion itself proves that the transaction was applied: no element's name is used again, and
-// no other client deletes the element while the claimant's mark exists. If a reply is lost,
-// claimant.transact ensures that the servers apply no attempt any more. Then the claimant looks for the
-// element, and after that for the mark. If the mark exists and the element does not, the claimant itself
-// has deleted the element.
+// The deletion itself proves that the transaction was applied: no other client deletes the element while
+// the claimant's mark exists. If the reply is lost, claimant.transact ensures that the servers no longer
+// apply that attempt. Then the claimant looks for the element, and after that for the mark. If the mark
+// exists and the element does not, the claimant itself has deleted the element. A transaction that was
+// applied is not sent again, so it cannot delete another element with the same name.
 
 // The type `item` is a claimed element.
 type item struct {
@@ -34,6 +34,7 @@ type item struct {
 	c        *claimant
 	pump     *pump // the pump that offers it
 	data     []byte
+	czxid    int64     // of its znode, or 0 if this client has not read the znode
 	attempts int       // number of deliveries before this claim
 	sent     time.Time // time of the Send, by the servers' clock
 	value    any       // decoded data
@@ -266,7 +267,7 @@ func (c *claimant) steps(es []*entry) (steps []step, owners []*entry, err error)
 }
 
 // The method `deleted` returns true if this claimant has deleted the elements of a transaction. The
-// servers no longer apply any attempt of that transaction.
+// servers no longer apply any earlier attempt of that transaction.
 func (c *claimant) deleted(es []*entry) (bool, error) {
 	if there, err := c.there(c.inc, es); there || err != nil {
 		return false, err
@@ -286,7 +287,16 @@ func (c *claimant) there(inc *session.Incarnation, es []*entry) (bool, error) {
 		return false, err
 	}
 	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
-	return slices.ContainsFunc(looks, func(l *session.Pending[session.Listing]) bool { return !session.IsNoNode(l.Err) }), err
+	if err != nil {
+		return false, err
+	}
+	for i, l := range looks {
+		// Another client may have created the bucket again, and the name belongs to another element.
+		if !session.IsNoNode(l.Err) && (l.Err != nil || l.Val.Stat.Czxid == es[i].item.czxid) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // The method `removed` closes the entries of an applied transaction. The argument `rs` has the

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -168,6 +169,61 @@ func TestAClaimThatArrivesInTheBucketOfAnotherClientDoesNotHoldBackTheNextElemen
 				eventuallyEmpty(t, q)
 			})
 		})
+	}
+}
+
+// The reply to a removal is lost. Before the consumer has another connection, another client deletes the bucket and
+// creates it again, and a producer sends an element that gets the name of the removed one.
+func TestARemovalWithoutAReplyDoesNotConcernTheNextElementOfItsName(t *testing.T) {
+	for _, try := range []bool{false, true} {
+		for _, unmarked := range []bool{false, true} {
+			t.Run(fmt.Sprintf("TryRecv %v, mark deleted %v", try, unmarked), func(t *testing.T) {
+				bubble(t, func(t *testing.T, srv *zktest.Server) {
+					q, s, stranger := zsync.NewQueue[int](open(t, srv), "/q"), open(t, srv), plain(t, srv)
+					must(t, q.Send(t.Context(), 1))
+					id, lost, remade := s.ID(), atomic.Pointer[string]{}, atomic.Bool{}
+					srv.Intercept(func(r zktest.Request) zktest.Action {
+						bucket := lost.Load()
+						switch {
+						case r.Session != id:
+						case bucket == nil && r.Op == zktest.OpMulti && r.Ops[1].Op == zktest.OpDelete && strings.HasPrefix(r.Ops[1].Path, "/q/b-"):
+							path := r.Ops[1].Path[:strings.LastIndexByte(r.Ops[1].Path, '/')]
+							lost.Store(&path)
+							return zktest.DropReply
+						case bucket != nil && remade.CompareAndSwap(false, true):
+							must(t, stranger.Delete(*bucket, -1))
+							_, err := stranger.Create(*bucket, nil, 0, zk.WorldACL(zk.PermAll))
+							must(t, err)
+							must(t, q.Send(t.Context(), 2))
+							if unmarked {
+								deleteChildren(t, stranger, "/q-live", "")
+							}
+						}
+						return zktest.Pass
+					})
+					consumer := zsync.NewQueue[int](s, "/q")
+					if try {
+						if v, ok, err := consumer.TryRecv(t.Context()); v != 1 || !ok || err != nil {
+							t.Errorf("TryRecv = %d, %v, %v", v, ok, err)
+						}
+					} else {
+						d, err := consumer.Receive(t.Context())
+						must(t, err)
+						if err := d.Ack(t.Context()); unmarked {
+							wantErr(t, err, zk.ErrNoNode) // the outcome is unknown
+						} else {
+							must(t, err)
+						}
+					}
+					if !remade.Load() {
+						t.Fatal("the case did not come about")
+					}
+					if v, ok, err := q.TryRecv(t.Context()); v != 2 || !ok || err != nil {
+						t.Errorf("TryRecv of the next element = %d, %v, %v", v, ok, err)
+					}
+				})
+			})
+		}
 	}
 }
 
