@@ -61,7 +61,6 @@ func RefusesTLS(err error) bool {
 }
 
 func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
-	var d net.Dialer
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
@@ -73,7 +72,7 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	dice.Rand().Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
 	return dialEach(ctx, ips, func(ctx context.Context, ip string) (net.Conn, error) {
-		return d.DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
+		return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
 	})
 }
 
@@ -116,17 +115,18 @@ func (s *Shared) dialOwn(ctx context.Context, addr string, limit time.Duration) 
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		if c, err = s.Dialer("tcp", addr, limit); c == nil && err == nil {
-			err = errors.New("the dialer returned neither a connection nor an error")
-		}
+		c, err = s.Dialer("tcp", addr, limit)
 	}()
 	select {
 	case <-back:
+		if c == nil && err == nil { // also if the dialer has called runtime.Goexit
+			err = errors.New("the dialer returned neither a connection nor an error")
+		}
 		return c, err
 	case <-ctx.Done():
 	}
 	go func() {
-		if <-back; c != nil {
+		if <-back; c != nil && err == nil { // beside an error, the dialer may return a nil pointer in c
 			c.Close()
 		}
 	}()

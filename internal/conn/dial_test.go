@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -149,5 +150,30 @@ func TestAServerThatResetsTheHandshakeOfTLSDoesNotSpeakTLS(t *testing.T) {
 	_, err = Dial(t.Context(), s, ln.Addr().String(), 10*time.Second)
 	if !errors.Is(err, syscall.ECONNRESET) || !strings.Contains(err.Error(), "does not speak TLS") {
 		t.Errorf("%v, want a reset connection, and the reason", err)
+	}
+}
+
+// A dialer that returns what tls.Dial has returned gives a nil pointer beside its error, and a test may leave its dialer by
+// t.FailNow.
+func TestADialerThatReturnsNoConnectionCostsAnAttempt(t *testing.T) {
+	for name, ends := range map[string]func() (net.Conn, error){
+		"a nil pointer": func() (net.Conn, error) { var c *tls.Conn; return c, io.EOF },
+		"nothing":       func() (net.Conn, error) { return nil, nil },
+		"Goexit":        func() (net.Conn, error) { runtime.Goexit(); return nil, nil },
+	} {
+		for _, late := range []time.Duration{0, 2 * time.Second} {
+			harness.VirtualTime(t, func(t *testing.T) {
+				var spawned sync.WaitGroup
+				s := &Shared{Spawn: spawned.Go, Dialer: func(string, string, time.Duration) (net.Conn, error) {
+					time.Sleep(late)
+					return ends()
+				}}
+				if _, err := Dial(t.Context(), s, "x:1", time.Second); err == nil {
+					t.Errorf("%s after %v: no error", name, late)
+				}
+				spawned.Wait()
+				time.Sleep(late)
+			})
+		}
 	}
 }
