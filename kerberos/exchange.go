@@ -1,6 +1,7 @@
 package kerberos
 
 import (
+	"cmp"
 	"context"
 	"encoding/asn1"
 	"encoding/binary"
@@ -290,7 +291,8 @@ func (m *mechanism) host(server string) (string, error) {
 	return strings.ToLower(strings.TrimSuffix(host, ".")), nil
 }
 
-// patience is the time limit for the KDC's answer if the mechanism already has a ticket.
+// patience is the time limit for the KDC's answer if the mechanism already has a ticket. It begins with
+// the first request that the KDC owes an answer, because the next handshakes may have less time.
 const patience = time.Second
 
 // ticketFor returns a ticket for the server on host. It prefers a new ticket, because the keys, or
@@ -302,34 +304,32 @@ func (m *mechanism) ticketFor(host string) (grant, error) {
 	}
 	name := server.PrincipalNameString()
 	m.mu.Lock()
-	last, again := m.last[name], m.granted
+	m.asked = cmp.Or(m.asked, time.Now())
+	last, again, asked := m.last[name], m.granted, m.asked
 	m.mu.Unlock()
-	type answer struct {
-		grant
-		err error
-	}
-	answers := make(chan answer, 1)
+	var g grant
+	var err error
+	done := make(chan struct{})
 	go func() {
-		g, err := m.fetch(server, realm)
-		if err == nil {
-			m.mu.Lock()
+		defer close(done)
+		g, err = m.fetch(server, realm)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.asked = (time.Time{}); err == nil {
 			m.last[name], m.granted = g, true
-			m.mu.Unlock()
 		}
-		answers <- answer{g, err}
 	}()
 	var late <-chan time.Time
 	if last.valid() {
-		late = time.After(patience)
+		late = time.After(time.Until(asked.Add(patience)))
 	}
 	// If both cases are ready, either is right, because both tickets are valid.
 	select {
-	case a := <-answers:
-		if a.err == nil {
-			return a.grant, nil
+	case <-done:
+		if err == nil {
+			return g, nil
 		}
-		err := judge(a.err, m.user+"@"+m.realm, name, again)
-		if last.valid() && !errors.Is(err, zk.ErrAuthFailed) {
+		if err = judge(err, m.user+"@"+m.realm, name, again); last.valid() && !errors.Is(err, zk.ErrAuthFailed) {
 			return last, nil
 		}
 		return grant{}, err

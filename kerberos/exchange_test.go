@@ -8,11 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/jcmturner/gofork/encoding/asn1"
 	"github.com/jcmturner/gokrb5/v8/asn1tools"
+	"github.com/jcmturner/gokrb5/v8/config"
 	"github.com/jcmturner/gokrb5/v8/crypto"
 	"github.com/jcmturner/gokrb5/v8/gssapi"
 	"github.com/jcmturner/gokrb5/v8/iana/asnAppTag"
@@ -295,4 +297,31 @@ func TestWrongArgumentsAreErrorsAtOnce(t *testing.T) {
 	if _, err := m.(*mechanism).Exchange().Next(nil); err == nil {
 		t.Error("Next before Start succeeds")
 	}
+}
+
+// The next handshakes may have less time than the KDC had in the first: the session must not wait for the KDC until its end.
+func TestASilentKDCDelaysTheHandshakesOfASessionByASecondAltogether(t *testing.T) {
+	harness.VirtualTime(t, func(t *testing.T) {
+		up := make(chan struct{})
+		m := &mechanism{service: "zookeeper/_HOST", config: config.New(), last: map[string]grant{}}
+		m.granting = func() (grant, error) { <-up; return grant{}, errors.New("no cache") }
+		m.last["zookeeper/zk1"] = grant{ticket: messages.Ticket{SName: types.NewPrincipalName(1, "zookeeper/zk1"), EncPart: types.EncryptedData{EType: 18, Cipher: []byte("c")}}, key: newKey(t, 18), end: time.Now().Add(time.Hour)}
+		start := func(want time.Duration) {
+			t.Helper()
+			began := time.Now()
+			if _, err := m.Exchange().Start("zk1:2181"); err != nil || time.Since(began) != want {
+				t.Errorf("after %v: %v; want a token after %v", time.Since(began), err, want)
+			}
+		}
+		go start(time.Second)
+		time.Sleep(700 * time.Millisecond) // the handshake is given up
+		start(300 * time.Millisecond)
+		start(0)
+		for range 3 {
+			up <- struct{}{}
+		}
+		synctest.Wait()
+		start(time.Second) // since the KDC has answered, a new ticket is preferred again
+		up <- struct{}{}
+	})
 }

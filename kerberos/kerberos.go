@@ -163,6 +163,7 @@ type mechanism struct {
 	mu      sync.Mutex
 	last    map[string]grant // by the server's principal
 	granted bool             // the KDC has given a ticket for a server
+	asked   time.Time        // when a request to the KDC began, the first since another has ended; zero if there is none
 }
 
 // The type `grant` is a ticket with its key, the time of its end, and its client.
