@@ -111,7 +111,8 @@ func contextFlags() []byte {
 	return binary.LittleEndian.AppendUint32(b, gssapi.ContextFlagMutual|gssapi.ContextFlagReplay|gssapi.ContextFlagSequence|gssapi.ContextFlagInteg)
 }
 
-func (x *exchange) Next(challenge []byte) ([]byte, error) {
+func (x *exchange) Next(challenge []byte) (_ []byte, err error) {
+	defer malformed(&err)
 	if x.next == nil {
 		return nil, errors.New("Next before Start")
 	}

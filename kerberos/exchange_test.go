@@ -325,3 +325,26 @@ func TestASilentKDCDelaysTheHandshakesOfASessionByASecondAltogether(t *testing.T
 		up <- struct{}{}
 	})
 }
+
+// gokrb5 panics if it decrypts less than a checksum. The answers come from the network: they must not end the process.
+func TestAMalformedAnswerEndsAnExchangeAndNotTheProcess(t *testing.T) {
+	a := &acceptor{t: t, ticket: newKey(t, 18)}
+	for n := range 40 {
+		b, err := asn1.Marshal(messages.APRep{PVNO: 5, MsgType: msgtype.KRB_AP_REP, EncPart: types.EncryptedData{EType: 18, Cipher: make([]byte, n)}})
+		harness.Must(t, err)
+		token, err := appendHeader(tokenReply, asn1tools.AddASNAppTag(b, asnAppTag.APREP))
+		harness.Must(t, err)
+		x, _ := a.begin()
+		if _, err := x.Next(token); err == nil {
+			t.Errorf("an AP-REP with %d encrypted bytes is accepted", n)
+		}
+	}
+	key := newKey(t, 18)
+	m := &mechanism{config: config.New(), granting: func() (grant, error) { // in place of the answer of a KDC
+		_, err := crypto.DecryptEncPart(types.EncryptedData{EType: 18, Cipher: []byte("c")}, key, keyusage.AS_REP_ENCPART)
+		return grant{}, err
+	}}
+	if _, err := m.fetch(types.NewPrincipalName(1, "zookeeper/zk1"), ""); err == nil {
+		t.Error("a malformed answer of the KDC gives a ticket")
+	}
+}

@@ -249,6 +249,7 @@ func (m *mechanism) login() (grant, error) {
 
 // The method `fetch` gets a ticket for a server's principal from the KDC.
 func (m *mechanism) fetch(server types.PrincipalName, realm string) (g grant, err error) {
+	defer malformed(&err)
 	g, err = m.login()
 	if err != nil {
 		return g, err
@@ -299,7 +300,6 @@ func (m *mechanism) cached(file string) (grant, error) {
 	return g, err
 }
 
-// If gokrb5 panics because a file is malformed, loadKeytab and loadCache return an error.
 func loadKeytab(file string) (kt *keytab.Keytab, err error) {
 	defer malformed(&err)
 	return keytab.Load(file)
@@ -310,6 +310,8 @@ func loadCache(file string) (c *credentials.CCache, err error) {
 	return credentials.LoadCCache(file)
 }
 
+// The function `malformed` is deferred where gokrb5 may panic because a file, or an answer of a server or of
+// the KDC, is malformed. Then it sets *err.
 func malformed(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("malformed: %v", r)
