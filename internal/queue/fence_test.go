@@ -118,3 +118,39 @@ func TestASettlementEndsAlthoughItsOutcomeCannotBeFoundOut(t *testing.T) {
 		})
 	}
 }
+
+// The servers lose the request or the reply of a claim or of an Ack. The consumer writes its mark and looks once. Then
+// it sends the transaction again, or reads its mark.
+func TestALostReplyCostsThreeRequests(t *testing.T) {
+	for _, fate := range []zktest.Action{zktest.DropRequest, zktest.DropReply} {
+		for _, ack := range []bool{false, true} {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				m := open(t, srv)
+				q := queueAt(m, "/q")
+				send(t, q, "x", "y")
+				it := receive(t, q)
+				var lost atomic.Bool
+				var n atomic.Int32
+				srv.Intercept(func(r zktest.Request) zktest.Action {
+					switch again := r.Op == zktest.OpMulti; {
+					case r.Session != m.SessionID():
+					case again && lost.CompareAndSwap(false, true):
+						return fate
+					case lost.Load() && (again || strings.HasPrefix(r.Path, "/q")) && !strings.Contains(r.Path, "/e-0000000001"): // the read of the claimed element is sent again, too
+						n.Add(1)
+					}
+					return zktest.Pass
+				})
+				if ack {
+					harness.Must(t, it.Settle(t.Context(), Settlement{Fate: Remove}))
+				} else {
+					receive(t, q)
+				}
+				if n.Load() > 3 || !lost.Load() {
+					t.Errorf("%v, ack %v: %d requests", fate, ack, n.Load())
+				}
+			})
+		}
+	}
+}
