@@ -210,7 +210,7 @@ func (q *localLock) yield(d *doCall, mode lock.HoldMode) (finish func() error, a
 	if !own {
 		// Perhaps an earlier Cond.Wait inside d has failed. Then d has no hold, and another Do may have
 		// the lock. Wait must not release the hold of that Do.
-		finish, _ = q.local.BeginUnlock(mode, d != nil)
+		finish = q.local.BeginUnlock(mode, d != nil)
 	}
 	return finish, func(ctx context.Context) error {
 		_, g, err := q.acquire(ctx, mode, own)
@@ -241,15 +241,11 @@ func (q *localLock) Contenders(ctx context.Context) ([]Contender, error) {
 func (m *made) contenders(ctx context.Context, l *lock.Line, judge func(all []lock.Child, i int) (Mode, bool)) (out []Contender, err error) {
 	defer m.wrap("contenders", &err)
 	err = m.during(ctx, func(inc *session.Incarnation) error {
-		names, err := inc.Names(ctx, l.Dir)
+		all, err := l.List(ctx, inc, inc.Names)
 		if err != nil {
 			return err
 		}
-		all, err := l.InOrder(ctx, inc, names)
-		if err != nil {
-			return err
-		}
-		names = names[:0]
+		var names []string
 		for _, c := range all {
 			names = append(names, c.Name)
 		}

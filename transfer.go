@@ -103,11 +103,7 @@ func dropWish(inc *session.Incarnation, wish, heir string) *znodes.Deletion {
 
 func (e *Election) awaitHeir(ctx context.Context, inc *session.Incarnation, heir lock.Child) error {
 	for {
-		names, err := inc.Names(ctx, e.local.Line.Dir)
-		if err != nil {
-			return err
-		}
-		all, err := e.local.Line.InOrder(ctx, inc, names)
+		all, err := e.local.Line.List(ctx, inc, inc.Names)
 		switch {
 		case err != nil:
 			return err

@@ -91,24 +91,23 @@ func (p *Place) acquire(ctx context.Context, inc *session.Incarnation) (*Claim, 
 	if ctx.Err() != nil { // even if the turn has come, the caller no longer wants it
 		return nil, session.CtxErr(ctx)
 	}
-	for look := p.blocker == ""; ; {
-		if look {
+	for waits := p.blocker != ""; ; waits = false {
+		if !waits {
 			if turn, err := p.isTurn(ctx); turn || err != nil && p.blocker == "" { // if a relisting fails, the wait goes on
 				return c, err
 			}
 		}
-		var err error
-		if look, err = p.awaitGone(ctx); err != nil { // Step 4.
+		relist, err := p.awaitGone(ctx) // Step 4.
+		if err != nil {
 			return nil, err
 		}
-		if !look {
+		if !relist {
 			p.passed()
 			// A line with Defers is always listed again: the claim may have to defer to a contender behind
 			// it.
 			if p.alone && c.Line.Defers == nil { // Step 5.
 				return c, c.standsAfter(ctx)
 			}
-			look = true
 		}
 	}
 }
@@ -186,18 +185,6 @@ func (p *Place) list(ctx context.Context) (ahead []Child, err error) {
 	return all[:i], nil
 }
 
-// The method `readFirst` makes a read of p.Behind, and reports whether p must list the line, because the
-// first contender has left. The read ends when the blocker is deleted, so it never delays the turn.
-func (p *Place) readFirst(ctx context.Context) (relist bool) {
-	m := p.Line.Manager
-	ctx, stop := m.Until(ctx, p.gone.Fired)
-	defer stop()
-	ctx, stopToo := m.Until(ctx, m.Closing)
-	defer stopToo()
-	p.look = time.After(min(time.Since(p.start), lookEvery))
-	return p.Behind.Look(ctx, p.claim.Incarnation)
-}
-
 // awaitGone waits until the blocker is deleted, or returns true if p must list the line before that. If
 // p's own znode is deleted, the error is ErrVanished, because the wait is then useless. After the end of
 // ctx, awaitGone can be called again.
@@ -243,8 +230,10 @@ func (p *Place) awaitGone(ctx context.Context) (relist bool, err error) {
 		case <-inc.Manager.Closing: // Close has begun, but the session may live until the program's functions have returned
 			return false, inc.Manager.Failure()
 		case <-p.look:
-			if p.readFirst(ctx) && !session.IsClosed(p.Interrupts[0]) {
-				return true, nil
+			p.look = time.After(min(time.Since(p.start), lookEvery))
+			// The read ends when the blocker is deleted, so it never delays the turn.
+			if p.Behind.Look(ctx, inc, p.gone.Fired, inc.Manager.Closing) && !session.IsClosed(p.Interrupts[0]) {
+				return true, nil // the first contender has left
 			}
 		case <-p.relist:
 			p.each = min(p.each, p.handoff()) // other waiters may have measured a shorter handoff

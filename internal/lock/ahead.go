@@ -64,9 +64,13 @@ func (a *Ahead) Now() (b Behind) {
 	return b
 }
 
-// Look reads the znode of the first contender, and reports whether that contender has left. After an
-// error, `a` stays unchanged.
-func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation) (gone bool) {
+// Look reads the znode of the first contender, and reports whether that contender has left. The read
+// ends when a channel is closed. After an error, `a` stays unchanged.
+func (a *Ahead) Look(ctx context.Context, inc *session.Incarnation, one, two <-chan struct{}) (gone bool) {
+	ctx, stop := inc.Manager.Until(ctx, one)
+	defer stop()
+	ctx, stopToo := inc.Manager.Until(ctx, two)
+	defer stopToo()
 	b := a.Now()
 	nodes, err := znodes.GetVisible(ctx, inc, []string{znodes.ChildPath(b.dir, b.Name)})
 	if err != nil || nodes[0].Stat == nil {
@@ -85,11 +89,7 @@ func (a *Ahead) AwaitEither(ctx context.Context, inc *session.Incarnation, one, 
 		if err := inc.AwaitAny(ctx, []*conn.Watch{one, two}, due); err != nil || session.IsClosed(one.Fired) || session.IsClosed(two.Fired) {
 			return err
 		}
-		until, stop := inc.Manager.Until(ctx, one.Fired)
-		until, stopToo := inc.Manager.Until(until, two.Fired)
-		gone = a.Look(until, inc)
-		stopToo()
-		stop()
+		gone = a.Look(ctx, inc, one.Fired, two.Fired)
 	}
 	return nil
 }

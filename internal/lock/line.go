@@ -110,7 +110,6 @@ type Claim struct {
 	Hold
 	Line      *Line
 	Unwatched bool // the primitive itself watches the znode
-	recalls   bool // lineWatch calls `recall`; guarded by mu
 
 	version   int32            // the version of its znode after our last write; guarded by mu
 	Path      string           // full path of its znode; guarded by mu once its turn has come
@@ -296,28 +295,26 @@ func (l *Line) inOrder(ctx context.Context, inc *session.Incarnation, all []Chil
 	case len(rest) < 2:
 		return all, nil
 	}
-	paths := make([]string, len(rest))
+	names := make([]string, len(rest))
 	for i, c := range rest {
-		paths[i] = znodes.ChildPath(l.Dir, c.Name)
+		names[i] = c.Name
 	}
-	nodes, err := znodes.GetAll(ctx, inc, paths)
+	nodes, err := znodes.GetChildren(ctx, inc, l.Dir, names)
 	if err != nil {
 		return nil, err
 	}
-	czxids := make(map[string]int64, len(rest))
-	for i, n := range nodes {
-		switch c := rest[i]; {
-		case n.Stat == nil: // the contender has just left
+	arrival := func(c Child) int64 {
+		switch stat := nodes[c.Name].Stat; {
 		case c.beside():
-			czxids[c.Name] = -1
-		case c.Exhausted() && n.Stat.EphemeralOwner == 0:
-			czxids[c.Name] = math.MaxInt64
+			return -1
+		case c.Exhausted() && stat.EphemeralOwner == 0:
+			return math.MaxInt64
 		default:
-			czxids[c.Name] = n.Stat.Czxid
+			return stat.Czxid
 		}
 	}
-	sorted := slices.DeleteFunc(slices.Clone(rest), func(c Child) bool { return czxids[c.Name] == 0 })
-	slices.SortStableFunc(sorted, func(a, b Child) int { return cmp.Compare(czxids[a.Name], czxids[b.Name]) })
+	sorted := slices.DeleteFunc(slices.Clone(rest), func(c Child) bool { return nodes[c.Name].Stat == nil })
+	slices.SortStableFunc(sorted, func(a, b Child) int { return cmp.Compare(arrival(a), arrival(b)) })
 	return slices.Concat(in, sorted), nil
 }
 
@@ -357,7 +354,7 @@ func (c *Claim) leaveLineWatchLocked() {
 	if c.lineWatch != nil {
 		c.Incarnation.Watches.Untell(c.lineWatch, c)
 		c.Incarnation.Watches.Leave(c.lineWatch)
-		c.lineWatch, c.recalls = nil, false
+		c.lineWatch = nil
 	}
 }
 
@@ -407,14 +404,19 @@ func (c *Claim) blocksNone(mode HoldMode) (alone bool) {
 	return !slices.ContainsFunc(ParseChildren(names, bases...), func(o Child) bool { return !o.SamePlace(me) })
 }
 
-// First returns the name of the first contender, or "". The function `list` is Incarnation.Names or
+// List returns the contenders, in the order of arrival. The function `list` is Incarnation.Names or
 // NamesFresh.
-func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, error)) (string, error) {
+func (l *Line) List(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, error)) ([]Child, error) {
 	names, err := list(ctx, l.Dir)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	all, err := l.InOrder(ctx, inc, names)
+	return l.InOrder(ctx, inc, names)
+}
+
+// First returns the name of the first contender, or "": see List.
+func (l *Line) First(ctx context.Context, inc *session.Incarnation, list func(ctx context.Context, path string) ([]string, error)) (string, error) {
+	all, err := l.List(ctx, inc, list)
 	if err != nil || len(all) == 0 {
 		return "", err
 	}
@@ -444,10 +446,6 @@ func (l *Line) ReadFirst(ctx context.Context, inc *session.Incarnation, known st
 	}
 }
 
-// errExhausted means that the number of a znode does not show its place in the line (see `split`).
-// So no other znode can share this place.
-var errExhausted = errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
-
 // Beside creates a shared child at the place of c in the line: the name of the child ends in c's
 // number. If c's own child does not exist, the servers refuse the create: the error is ErrVanished.
 // After any error, no new child is left. The child needs no stake: c has one, in the same session.
@@ -456,8 +454,8 @@ func (c *Claim) Beside(ctx context.Context) (Child, error) {
 	c.mu.Lock()
 	path, me := c.Path, c.Child
 	c.mu.Unlock()
-	if me.Exhausted() {
-		return Child{}, errExhausted
+	if me.Exhausted() { // so c's number does not show its place (see `split`), and no other znode can share this place
+		return Child{}, errors.New("the path has had 2^31 children: the order is kept, but no read lock can be put in a writer's place")
 	}
 	number := me.Name[strings.LastIndex(me.Name, me.Base)+len(me.Base):]
 	b := Child{Name: l.name(znodes.NewMarkedGUID(), base) + number, Base: base, Seq: me.Seq} // Child.beside recognizes the mark in the GUID

@@ -412,16 +412,14 @@ func (l *Lock) Try(ctx context.Context, mode HoldMode) (*Grant, error) {
 }
 
 // Unlock ends a use in `mode`, for an Unlock or RUnlock: see BeginUnlock.
-func (l *Lock) Unlock(mode HoldMode) error {
-	finish, _ := l.BeginUnlock(mode, false)
-	return finish()
-}
+func (l *Lock) Unlock(mode HoldMode) error { return l.BeginUnlock(mode, false)() }
 
 // BeginUnlock begins to end a use in `mode`: see `depart`. The caller has no handle: see `present`.
-func (l *Lock) BeginUnlock(mode HoldMode, bare bool) (finish func() error, found bool) {
+func (l *Lock) BeginUnlock(mode HoldMode, bare bool) (finish func() error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.depart(l.present(bare, true, mode))
+	finish, _ = l.depart(l.present(bare, true, mode))
+	return finish
 }
 
 // Release releases g, and waits for the deletion of the znode: see Deletion.Result. If the claim was
@@ -450,7 +448,7 @@ func (g *Grant) BeginRelease() (finish func() error, found bool) {
 func (l *Lock) renounce(w *waiter) error {
 	finish, found := w.grant.BeginRelease()
 	if !found && w.mode == Shared && !w.pin {
-		finish, _ = l.BeginUnlock(Shared, false)
+		return l.Unlock(Shared)
 	}
 	return finish()
 }
@@ -578,10 +576,8 @@ func (l *Lock) keep(h *Claim, g *Grant) (e session.Report, done bool) {
 	} else {
 		h.timer.Reset(l.Retain)
 	}
-	if !h.recalls {
-		h.recalls = true
-		h.Incarnation.Watches.Tell(h.lineWatch, h, h.recall)
-	}
+	h.Incarnation.Watches.Untell(h.lineWatch, h) // an earlier keep may have registered `recall`
+	h.Incarnation.Watches.Tell(h.lineWatch, h, h.recall)
 	l.idle = h
 	return e, true
 }
