@@ -9,8 +9,8 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/zsync/zsync/internal/conn"
 	"github.com/zsync/zsync/internal/session"
-	"github.com/zsync/zsync/internal/wire"
 )
 
 // A Deletion makes attempts to delete znodes in the background, until they are deleted or the
@@ -63,7 +63,6 @@ func prepare(inc *session.Incarnation, d *Deletion) *Deletion {
 	return d
 }
 
-// The method `attempt` makes an attempt at d.
 func (d *Deletion) attempt() {
 	if d.By != nil {
 		d.inc.Manager.Spawn(func() { d.attempted(d.By()) })
@@ -73,22 +72,22 @@ func (d *Deletion) attempt() {
 }
 
 // The method `request` returns a request that deletes the znodes of d.
-func (d *Deletion) request() *session.Pending[struct{}] {
-	c := session.DeleteCall(d.Paths[0], -1)
-	if len(d.Paths) > 1 {
-		var ops []any
-		for _, path := range d.Paths {
-			ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
-		}
-		multi := multiCall(d.inc, ops, false)
-		c = session.Call[struct{}]{Op: multi.Op, Ops: ops, Body: multi.Body, Judge: func(s *wire.Scanner) (none struct{}, code int32, err error) {
-			_, code, err = multi.Judge(s)
-			return none, code, err
-		}}
+func (d *Deletion) request() conn.Request {
+	if len(d.Paths) == 1 {
+		return moot(session.DeleteCall(d.Paths[0], -1), d.attempted)
 	}
+	var ops []any
+	for _, path := range d.Paths {
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
+	}
+	return moot(multiCall(d.inc, ops, false), d.attempted)
+}
+
+// The function `moot` returns a request that may be executed late: see session.Call.
+func moot[T any](c session.Call[T], then func(err error)) conn.Request {
 	c.Moot = true
-	p := &session.Pending[struct{}]{Call: c}
-	p.Then(d.attempted)
+	p := &session.Pending[T]{Call: c}
+	p.Then(then)
 	return p
 }
 
@@ -116,7 +115,6 @@ func (d *Deletion) attempted(err error) {
 	}
 }
 
-// The method `refused` is called when the servers have refused an attempt.
 func (d *Deletion) refused(err error) {
 	inc, m := d.inc, d.inc.Manager
 	if d.Refused.End(err) {
@@ -159,7 +157,6 @@ func (d *Deletion) split(groups [][]string) {
 	}
 }
 
-// The method `over` ends d.
 func (d *Deletion) over(err error) {
 	if d.Err = err; !d.keep && (err == nil || session.IsNoNode(err)) {
 		of(d.inc).gone(d.Paths...)

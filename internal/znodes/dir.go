@@ -25,16 +25,11 @@ type Dir struct {
 	Kept bool   // the Dir is persistent, because other programs create it once and then need it
 }
 
-// The method `owns` reports whether the znode at path belongs to the primitive.
-func (d Dir) owns(path string) bool {
-	return path == d.Path || d.Part && path == ParentPath(d.Path)
-}
-
 // dirCall creates the znode at path, which is dir or a znode above dir. If the session has its own
 // ACL, a Dir is persistent, not a container. The servers would delete an empty container, and then
 // another client could create the znode with a wider ACL.
 func dirCall(inc *session.Incarnation, path string, dir Dir) session.Call[string] {
-	if !dir.owns(path) {
+	if ours := path == dir.Path || dir.Part && path == ParentPath(dir.Path); !ours {
 		return createCall(inc, path, nil, zk.FlagPersistent)
 	}
 	data, flags := []byte(marks.Dir), int32(zk.FlagContainer)

@@ -104,38 +104,32 @@ func (o *OwnWatch) look() {
 		inc.Watches.Leave(o.watch)
 	}
 	o.watch = inc.Watches.Join(conn.WatchKey{Kind: conn.WatchChildren, Path: o.Path})
-	shares := inc.Watches.State(o.watch).Ours // the server already has a watch on our znode: no request is needed
-	if shares {
+	if inc.Watches.State(o.watch).Ours { // the server already has a watch on our znode: no request is needed
 		o.followLocked()
-	}
-	o.mu.Unlock()
-	if shares {
+		o.mu.Unlock()
 		return
 	}
+	o.mu.Unlock()
 	_, stat, err := inc.Children(inc.Ctx, o.Path)
 	if err == nil && stat.EphemeralOwner != inc.ID.Load() {
 		err = zk.ErrNoNode // another session has made a znode of this name after ours was deleted
 	}
-	refused := false
+	after := func() {} // called without mu, because the log and the owner may release the hold
 	o.mu.Lock()
 	switch {
-	case o.dropped, session.IsNoNode(err):
+	case o.dropped:
 	case err == nil:
 		o.followLocked()
+	case session.IsNoNode(err):
+		after = func() { o.owner.Vanished(o) }
 	case inc.Ctx.Err() == nil: // otherwise, all holders learn of the end of the session from Ended
 		// The servers refuse the read. A deletion is then found by the next write, by the release,
 		// or by a later read that the servers permit.
-		refused = true
 		o.lookLocked(LookAgainAfter)
+		after = func() { inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err) }
 	}
-	vanished := !o.dropped && session.IsNoNode(err)
 	o.mu.Unlock()
-	if refused { // the log may release the hold, so it is called without mu
-		inc.Manager.Log.Debug("zsync: cannot watch a held znode", "path", o.Path, "err", err)
-	}
-	if vanished {
-		o.owner.Vanished(o)
-	}
+	after()
 }
 
 // followLocked calls `look` when the watch fires, or at once if the watch has fired already.

@@ -53,7 +53,7 @@ func VetNow(ctx context.Context, inc *session.Incarnation, path string) error {
 	if !protects(inc.Manager) {
 		return nil
 	}
-	acl, err := session.Retry(ctx, inc, aclCall(path))
+	acl, err := session.Retry(ctx, inc, session.Call[[]zk.ACL]{Op: wire.OpGetACL, Path: path, Take: (*wire.Scanner).ACL})
 	if session.IsAnswer(err, zk.ErrNoAuth) {
 		return fmt.Errorf("%w, or may be: it cannot be read at %s, which another client has created: %w", session.ErrUnprotected, inc.Manager.Bare(path), err)
 	}
@@ -85,7 +85,12 @@ func identities(ctx context.Context, inc *session.Incarnation, acl []zk.ACL) ([]
 	if ids := of(inc).ids.Load(); ids != nil {
 		return *ids, nil
 	}
-	ids, err := session.Retry(ctx, inc, whoAmICall())
+	ids, err := session.Retry(ctx, inc, session.Call[[]zk.ACL]{Op: wire.OpWhoAmI, Take: func(s *wire.Scanner) (ids []zk.ACL) {
+		for n := s.Int32(); n > 0 && !s.Bad; n-- {
+			ids = append(ids, zk.ACL{Scheme: s.String(), ID: s.String()}) // without permissions
+		}
+		return ids
+	}})
 	if err != nil && !session.IsUnimplemented(err) {
 		return nil, err
 	}
@@ -142,19 +147,4 @@ func permText(perms int32) string {
 		}
 	}
 	return b.String()
-}
-
-func aclCall(path string) session.Call[[]zk.ACL] {
-	return session.Call[[]zk.ACL]{Op: wire.OpGetACL, Path: path, Take: (*wire.Scanner).ACL}
-}
-
-// whoAmICall asks for the identities of this client, which are ACL entries without permissions.
-// Servers know this request since version 3.7.
-func whoAmICall() session.Call[[]zk.ACL] {
-	return session.Call[[]zk.ACL]{Op: wire.OpWhoAmI, Take: func(s *wire.Scanner) (ids []zk.ACL) {
-		for n := s.Int32(); n > 0 && !s.Bad; n-- {
-			ids = append(ids, zk.ACL{Scheme: s.String(), ID: s.String()})
-		}
-		return ids
-	}}
 }
