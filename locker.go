@@ -28,14 +28,11 @@ type syncLocker struct {
 	l   Locker
 }
 
-func (s *syncLocker) Lock() {
-	if err := s.l.Lock(s.ctx); err != nil {
-		panic(err)
-	}
-}
+func (s *syncLocker) Lock()   { panicIf(s.l.Lock(s.ctx)) }
+func (s *syncLocker) Unlock() { panicIf(s.l.Unlock()) }
 
-func (s *syncLocker) Unlock() {
-	if err := s.l.Unlock(); err != nil {
+func panicIf(err error) {
+	if err != nil {
 		panic(err)
 	}
 }
