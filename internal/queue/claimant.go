@@ -503,9 +503,13 @@ func (c *claimant) flush() (some bool) {
 		rs, err := c.write(&t.lot, c.next(&t.lot, t.items), ring(c.q.dir))
 		for outrun(err) {
 			var n session.Node
-			if n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, znodes.ChildPath(c.q.dir, t.name)); session.IsNoNode(err) {
+			switch n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, znodes.ChildPath(c.q.dir, t.name)); {
+			case session.IsNoNode(err):
 				err = nil // a deleted bucket has no elements
-			} else if err == nil {
+			case err == nil && n.Stat.Czxid != t.czxid:
+				c.lose(c.inc.Deleted()) // see `write`
+				err = session.ErrVanished
+			case err == nil:
 				now := newLot(t.bucket, n)
 				t.version, t.board, t.last = now.version, now.board, now.last
 				rs, err = c.write(&t.lot, c.next(&t.lot, t.items), ring(c.q.dir))

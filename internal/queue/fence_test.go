@@ -130,6 +130,7 @@ func TestALostReplyCostsThreeRequests(t *testing.T) {
 				q := queueAt(m, "/q")
 				send(t, q, "x", "y")
 				it := receive(t, q)
+				time.Sleep(time.Second) // the producer first looks for leftovers
 				var lost atomic.Bool
 				var n atomic.Int32
 				srv.Intercept(func(r zktest.Request) zktest.Action {

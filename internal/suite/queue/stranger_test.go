@@ -101,13 +101,8 @@ func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 				time.Sleep(time.Second)
 				stranger := plain(t, srv)
 				for _, name := range harness.Children(t, stranger, "/q") {
-					if path := "/q/" + name; strings.HasPrefix(name, "b-") {
-						for _, name := range harness.Children(t, stranger, path) {
-							must(t, stranger.Delete(path+"/"+name, -1))
-						}
-						must(t, stranger.Delete(path, -1))
-						_, err := stranger.Create(path, nil, 0, zk.WorldACL(zk.PermAll))
-						must(t, err)
+					if strings.HasPrefix(name, "b-") {
+						remake(t, stranger, "/q/"+name)
 					}
 				}
 				wantSentID(t, q, "2", 2, true)
@@ -132,6 +127,35 @@ func TestConsumersGoOnInABucketThatIsDeletedAndMadeAgain(t *testing.T) {
 	}
 }
 
+// The function `remake` deletes a bucket with its elements, and creates it again.
+func remake(t *testing.T, stranger *zk.Conn, bucket string) {
+	for _, name := range harness.Children(t, stranger, bucket) {
+		must(t, stranger.Delete(bucket+"/"+name, -1))
+	}
+	must(t, stranger.Delete(bucket, -1))
+	_, err := stranger.Create(bucket, nil, 0, zk.WorldACL(zk.PermAll))
+	must(t, err)
+}
+
+// A delivered element is returned. Meanwhile, another client has deleted the bucket and created it again, and a producer
+// has sent an element, which has the number of the first.
+func TestAReturnDoesNotCountAsADeliveryOfTheNextElementOfItsName(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(t.Context(), 1))
+		d, err := zsync.NewQueue[int](open(t, srv), "/q").Receive(t.Context())
+		must(t, err)
+		remake(t, plain(t, srv), "/q/"+d.ID[:strings.LastIndexByte(d.ID, '/')])
+		must(t, q.Send(t.Context(), 2))
+		wantErr(t, d.Nack(), zsync.ErrLost)
+		next, err := q.Receive(within(t, time.Minute))
+		must(t, err)
+		if next.Value != 2 || next.Attempt != 1 || next.ID != d.ID {
+			t.Errorf("received element %s with value %d, delivery %d", next.ID, next.Value, next.Attempt)
+		}
+	})
+}
+
 // A consumer has found an element. Before its claim arrives, another client removes the element, and deletes and creates
 // the bucket. The claim has the version of the new bucket, so the servers apply it there. The number in the claim is the
 // number of the next element.
@@ -146,13 +170,7 @@ func TestAClaimThatArrivesInTheBucketOfAnotherClientDoesNotHoldBackTheNextElemen
 					if r.Session != id || r.Op != zktest.OpMulti || !strings.HasPrefix(r.Ops[1].Path, "/q/b-") || !remade.CompareAndSwap(false, true) {
 						return zktest.Pass
 					}
-					bucket := r.Ops[1].Path
-					for _, name := range harness.Children(t, stranger, bucket) {
-						must(t, stranger.Delete(bucket+"/"+name, -1))
-					}
-					must(t, stranger.Delete(bucket, -1))
-					_, err := stranger.Create(bucket, nil, 0, zk.WorldACL(zk.PermAll))
-					must(t, err)
+					remake(t, stranger, r.Ops[1].Path)
 					return fate
 				})
 				ch := zsync.NewQueue[int](s, "/q").Deliveries(t.Context())
@@ -191,9 +209,7 @@ func TestARemovalWithoutAReplyDoesNotConcernTheNextElementOfItsName(t *testing.T
 							lost.Store(&path)
 							return zktest.DropReply
 						case bucket != nil && remade.CompareAndSwap(false, true):
-							must(t, stranger.Delete(*bucket, -1))
-							_, err := stranger.Create(*bucket, nil, 0, zk.WorldACL(zk.PermAll))
-							must(t, err)
+							remake(t, stranger, *bucket)
 							must(t, q.Send(t.Context(), 2))
 							if unmarked {
 								deleteChildren(t, stranger, "/q-live", "")
