@@ -78,9 +78,11 @@ func (b *Barrier) Close(ctx context.Context) error {
 
 // Open opens b and releases every waiter. Opening an open Barrier is no error.
 func (b *Barrier) Open(ctx context.Context) error {
-	return opError("open", b.path, unlessNoNode(b.change(ctx, func(znode string) any {
-		return &zk.DeleteRequest{Path: znode, Version: -1}
-	})))
+	err := b.change(ctx, func(znode string) any { return &zk.DeleteRequest{Path: znode, Version: -1} })
+	if session.IsAnswer(err, zk.ErrNotEmpty) { // the znode of a barrier has no children
+		err = znodes.Mixed(b.s.m, b.s.m.Full(b.path))
+	}
+	return opError("open", b.path, unlessNoNode(err))
 }
 
 func unlessNoNode(err error) error {
@@ -113,15 +115,13 @@ func (b *Barrier) Wait(ctx context.Context) error {
 			key := conn.WatchKey{Kind: conn.WatchData, Path: b.s.m.Full(b.path)}
 			read := inc.GetFresh // a server that lags could show a closed barrier as open
 			return inc.EachChange(ctx, key, 0, func(w *conn.Watch) (open bool, err error) {
-				data, stat, err := read(ctx, key.Path) // Step 1.
+				_, stat, err := znodes.GetMade(ctx, inc, key.Path, read) // Step 1.
 				read = inc.Get
 				switch {
 				case session.IsNoNode(err): // Step 2.
 					return true, nil
 				case err != nil:
 					return false, err
-				case znodes.Unstored(data, stat):
-					return false, znodes.Mixed(b.s.m, key.Path)
 				case closed == nil:
 					closed = stat
 				case closed.Czxid != stat.Czxid, closed.Ctime != stat.Ctime: // Ctime too, because zxids begin again if the servers lose their data

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/zktest"
 )
@@ -41,6 +43,22 @@ func TestBarrierHoldsBackWhileClosedAndLetsEveryoneThroughWhenOpened(t *testing.
 			must(t, b.Open(ctx))
 			wg.Wait()
 			must(t, b.Wait(ctx))
+		}
+	})
+}
+
+// A path that has children is the parent of another primitive's znodes, or of another program's.
+func TestABarrierIsRefusedAtAPathThatHasChildren(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s, ctx := open(t, srv), within(t, time.Second)
+		must(t, zsync.NewMutex(s, "/lock").Lock(ctx))
+		_, err := s.Txn(ctx, &zk.CreateRequest{Path: "/theirs", Acl: zk.WorldACL(zk.PermAll)}, &zk.CreateRequest{Path: "/theirs/child", Acl: zk.WorldACL(zk.PermAll)})
+		must(t, err)
+		for _, path := range []string{"/lock", "/theirs"} {
+			b := zsync.NewBarrier(s, path)
+			wantErr(t, b.Close(ctx), zsync.ErrMixed)
+			wantErr(t, b.Wait(ctx), zsync.ErrMixed)
+			wantErr(t, b.Open(ctx), zsync.ErrMixed)
 		}
 	})
 }
