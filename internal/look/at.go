@@ -78,11 +78,17 @@ func (a *asker) wants(of ...kinds.Kind) bool {
 }
 
 func (a *asker) ask(ctx context.Context) (lines []Line, err error) {
-	asks := []func(context.Context) ([]Line, error){a.contenders, a.tasks, a.once, a.schedule, a.queue, a.members, a.partition}
+	asks := []func(context.Context) ([]Line, error){a.contenders, a.tasks, a.once, a.schedule, a.queue, a.partition}
 	if a.isMap {
-		asks = []func(context.Context) ([]Line, error){a.contenders, a.members, a.keys}
+		asks = []func(context.Context) ([]Line, error){a.contenders, a.keys}
+	}
+	if slices.Contains(a.kinds, kinds.Group) {
+		asks = append(asks, a.members)
 	}
 	lines, err = together(ctx, asks)
+	if a.all && !a.isMap && len(lines) == 0 && err == nil && !slices.ContainsFunc(a.names, func(name string) bool { return kinds.Certain(name, a.names) }) {
+		lines, err = a.members(ctx) // the ephemeral children belong to no other primitive
+	}
 	if len(lines) == 0 && err == nil {
 		return a.value(ctx)
 	}
@@ -347,11 +353,8 @@ func deadLetters(ctx context.Context, s *zsync.Session, path string) (n int, err
 	return n, err
 }
 
-// The method `members` describes the members of a group. At cannot recognize a group, but Look can.
+// The method `members` describes the members of a group.
 func (a *asker) members(ctx context.Context) (lines []Line, err error) {
-	if a.all || !a.wants(kinds.Group) {
-		return nil, nil
-	}
 	layout := zsync.LayoutCurator
 	if slices.ContainsFunc(a.names, func(name string) bool { return strings.Contains(name, "__party__") }) {
 		layout = zsync.LayoutKazoo

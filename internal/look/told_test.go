@@ -34,8 +34,7 @@ func told(t *testing.T, eyes *zsync.Session, root string) map[string]string {
 		if err != nil {
 			t.Fatal(p.Path, err)
 		}
-		// Only the whole tree tells that there is a group.
-		if at := words(lines); at != all[p.Path] && all[p.Path] != "group" {
+		if at := words(lines); at != all[p.Path] {
 			t.Errorf("%s is told to be %q in the tree, and %q alone", p.Path, all[p.Path], at)
 		}
 	}
