@@ -24,10 +24,11 @@ func statusCommand(c *client) *cobra.Command {
 		Short: "show the holders and waiters of a path",
 		Long: `zsync status shows the primitive at each PATH. For a lock, a semaphore, an election, a double
 barrier or a cond, it shows the holders and waiters, in order. For a queue, it shows the elements,
-waiting consumers and dead letters. For a wait group, it shows the tasks. For a once, it shows
-whether it is done. For a schedule, it shows the last instant. Times are from the servers' clocks:
-the time of the grant or, if that is not recorded, the time at which the contender came. If zsync
-may not read a path or an owner, it shows the rest, and exits with status 77.
+waiting consumers and dead letters. For a wait group, it shows the tasks. For a group, it shows the
+members. For a once, it shows whether it is done. For a schedule, it shows the last instant. Times
+are from the servers' clocks: the time of the grant or, if that is not recorded, the time at which
+the contender came. If zsync may not read a path or an owner, it shows the rest, and exits with
+status 77.
 
 The kind of some znodes is uncertain. zsync status recognizes a closed gate and a map
 only by the data that zsync stores in them, and an unused semaphore by the znodes around
@@ -51,6 +52,7 @@ schedule), and value (the data; a string if it is not JSON).`,
 			}
 			ctx, stop := untilSignalOf(cmd.Context(), c.hearAll())
 			defer stop()
+			c.log = outageLog{c.host}
 			s, err := c.open(ctx)
 			if err != nil {
 				return err
