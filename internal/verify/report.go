@@ -53,7 +53,7 @@ func (r *Report) Whole() bool { return len(r.Violations) == 0 && len(r.Missing) 
 // Print writes r as text.
 func (r *Report) Print(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d lines of %s: %s, %s of %s, %s, %s\n", r.Lines, count(r.Traces, "trace"), count(r.Sessions, "session"),
+	fmt.Fprintf(&b, "%s of %s: %s, %s of %s, %s, %s\n", count(r.Lines, "line"), count(r.Traces, "trace"), count(r.Sessions, "session"),
 		count(r.Holds, "hold"), count(r.Paths, "path"), count(r.Losses, "loss"), count(r.Tokens, "token"))
 	if r.Claims > 0 {
 		fmt.Fprintf(&b, "of queues: %s of elements, %d removed\n", count(r.Claims, "claim"), r.Removed)
