@@ -177,14 +177,15 @@ type Backoff struct {
 	Jitter   float64 // from 0 to 1
 }
 
-func (b Backoff) check() error {
+// The method `check` returns the fault of b as an argument of the given option, or nil.
+func (b Backoff) check(of string) error {
 	switch {
 	case b.Min <= 0 || b.Max < b.Min:
-		return session.Invalid("backoff from %v to %v; want 0 < Min <= Max", b.Min, b.Max)
+		return session.Invalid("%s: backoff from %v to %v; want 0 < Min <= Max", of, b.Min, b.Max)
 	case b.Factor != 0 && b.Factor < 1 || math.IsNaN(b.Factor):
-		return session.Invalid("backoff factor %v is below 1", b.Factor)
+		return session.Invalid("%s: backoff factor %v; want at least 1", of, b.Factor)
 	case b.Jitter < 0 || b.Jitter > 1 || math.IsNaN(b.Jitter):
-		return session.Invalid("backoff jitter %v is not within 0 and 1", b.Jitter)
+		return session.Invalid("%s: backoff jitter %v; want from 0 to 1", of, b.Jitter)
 	}
 	return nil
 }

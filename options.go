@@ -39,6 +39,7 @@ func newConfig(opts []Option) (setup, error) {
 		Retry:        session.RetryPolicy{Min: 10 * time.Millisecond, Max: 2 * time.Second, Factor: 2, Jitter: 0.5},
 	}}
 	session.ApplyEach("Session", opts, &c.err, func(o Option) { o(&c) })
+	c.err = cmp.Or(c.err, Backoff(c.conf.Retry).check("WithRetry"))
 	switch {
 	case c.err != nil:
 		return c, c.err
@@ -48,9 +49,6 @@ func newConfig(opts []Option) (setup, error) {
 		return c, session.Invalid("WithACL: the ACL is empty: no client could read or delete the znodes")
 	case len(c.conf.Owner) > maxOwner:
 		return c, session.Invalid("owner of %d bytes (WithOwner); the limit is %d", len(c.conf.Owner), maxOwner)
-	}
-	if err := Backoff(c.conf.Retry).check(); err != nil {
-		return c, err
 	}
 	for _, a := range c.conf.Auths {
 		switch {
@@ -136,11 +134,7 @@ func WithCloseTimeout(d time.Duration) Option {
 // that send no request. The default is warnings and errors to [slog.Default]; for none, use
 // [slog.DiscardHandler].
 func WithLogger(l *slog.Logger) Option {
-	return func(c *setup) {
-		if l != nil {
-			c.conf.Log = l
-		}
-	}
+	return func(c *setup) { c.conf.Log = cmp.Or(l, c.conf.Log) }
 }
 
 // WithOwner sets the text in the znodes of a line, which shows people the holder and the waiters.

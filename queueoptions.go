@@ -1,7 +1,7 @@
 package zsync
 
 import (
-	"fmt"
+	"cmp"
 	"time"
 
 	"github.com/zsync/zsync/internal/queue"
@@ -57,10 +57,7 @@ func WithDeadRetention(d time.Duration) QueueOption {
 // delay. Set it for consumers.
 func WithRetryBackoff(b Backoff) QueueOption {
 	return option(func(c *setup) {
-		if err := b.check(); err != nil {
-			c.err = fmt.Errorf("WithRetryBackoff: %w", err)
-		}
-		c.backoff = &b
+		c.err, c.backoff = cmp.Or(b.check("WithRetryBackoff"), c.err), &b
 	})
 }
 

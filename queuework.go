@@ -21,23 +21,21 @@ type WorkOption func(*setup)
 // WithWorkTimeout ends the context of each call of [Queue.Work]'s function after d (default: no
 // limit). A call that ignores it keeps worker and element.
 func WithWorkTimeout(d time.Duration) WorkOption {
-	return func(c *setup) {
-		if d <= 0 {
-			c.err = session.Invalid("WithWorkTimeout(%v): must be more than 0", d)
-		}
-		c.timeout = d
-	}
+	return WorkOption(checked(func(c *setup) { c.timeout = d }, d > 0, "WithWorkTimeout(%v): must be more than 0", d))
 }
+
+// maxWorkers limits the goroutines of Work, which all wait for the next element.
+const maxWorkers = 10_000
 
 // workBackoff is the delay between attempts of Work, unless WithRetryBackoff sets another one.
 var workBackoff = session.RetryPolicy{Min: 100 * time.Millisecond, Max: time.Minute, Factor: 2, Jitter: 0.5}
 
-// Work calls f for each element, in up to n calls at once, until ctx ends or the Session is closed.
-// If f returns nil, Work removes the element. If f returns an error or panics, Work logs that and
-// returns the element after a delay. The delay grows with each attempt: as in [WithRetryBackoff],
-// by default from 100 ms to a minute, with a Jitter of one half. With the layouts of other
-// libraries, there is no delay. After [WithMaxAttempts], or an error of [Permanent], the element
-// becomes a dead letter with the error's text.
+// Work calls f for each element, in up to n calls at once, at most 10,000, until ctx ends or the
+// Session is closed. If f returns nil, Work removes the element. If f returns an error or panics,
+// Work logs that and returns the element after a delay. The delay grows with each attempt: as in
+// [WithRetryBackoff], by default from 100 ms to a minute, with a Jitter of one half. With the
+// layouts of other libraries, there is no delay. After [WithMaxAttempts], or an error of
+// [Permanent], the element becomes a dead letter with the error's text.
 //
 // The context of f has the values of ctx, but does not end with it. When ctx ends, Work takes no
 // further element, waits for the calls under way, settles their elements and returns ctx's error.
@@ -59,7 +57,7 @@ func (q *Queue[T]) Work(ctx context.Context, n int, f func(ctx context.Context, 
 	c := q.q.Join(ctx, queue.Joining{Hand: true})
 	defer context.AfterFunc(c.Ctx, c.Leave)() // the elements that were claimed ahead do not wait for the calls under way
 	var workers sync.WaitGroup
-	for range n {
+	for range min(n, maxWorkers) {
 		workers.Go(func() {
 			for {
 				claim, err := c.Next()

@@ -112,11 +112,8 @@ func WithMissed(p MissedPolicy) ScheduleOption {
 // b. The default is 5 attempts, with pauses of a minute, doubled up to an hour.
 func WithRetries(n int, b Backoff) ScheduleOption {
 	return func(c *Schedule) {
-		switch err := b.check(); {
-		case n < 1:
+		if c.err = cmp.Or(b.check("WithRetries"), c.err); n < 1 {
 			c.err = session.Invalid("WithRetries(%d, …): want at least 1 attempt", n)
-		case err != nil:
-			c.err = err
 		}
 		c.retries, c.backoff = min(n, math.MaxInt-1), session.RetryPolicy(b) // MaxInt: see Do
 	}
@@ -128,9 +125,7 @@ func Every(d time.Duration) Timetable { return timetable.Every(d) }
 
 // Daily returns the timetable of a time of day in a zone, such as "03:00": one instant on each
 // day, also when the clocks change.
-func Daily(at string, loc *time.Location) (Timetable, error) {
-	return timetable.Daily(at, loc)
-}
+func Daily(at string, loc *time.Location) (Timetable, error) { return timetable.Daily(at, loc) }
 
 // Cron parses spec: five fields as in crontab(5), or a word like @daily:
 //
@@ -142,9 +137,7 @@ func Daily(at string, loc *time.Location) (Timetable, error) {
 // clocks change, a job whose minute or hour begins with a star follows real time. Any other job
 // runs once: if its local time is skipped (by up to 3 hours), it runs at the change; if that
 // time comes twice, it runs the first time.
-func Cron(spec string, loc *time.Location) (Timetable, error) {
-	return timetable.ParseCron(spec, loc)
-}
+func Cron(spec string, loc *time.Location) (Timetable, error) { return timetable.ParseCron(spec, loc) }
 
 // NewSchedule returns the Schedule at path.
 func NewSchedule(s *Session, path string, opts ...ScheduleOption) *Schedule {

@@ -102,19 +102,27 @@ func (s *Session) misuse() error {
 	return nil
 }
 
+// The method `manager` returns a Manager also if s cannot be used. Then s looks like a closed Session.
+func (s *Session) manager() *session.Manager {
+	if s.misuse() != nil {
+		return session.Never
+	}
+	return s.m
+}
+
 // ID returns the id of the present ZooKeeper session, or 0 if there is none.
-func (s *Session) ID() int64 { return s.m.SessionID() }
+func (s *Session) ID() int64 { return s.manager().SessionID() }
 
 // Timeout returns the session timeout that the servers have granted, or 0.
-func (s *Session) Timeout() time.Duration { return s.m.Granted() }
+func (s *Session) Timeout() time.Duration { return s.manager().Granted() }
 
 // Margin returns how long the holds of s stay confirmed if no server answers from now on. At 0,
 // they are lost. The servers grant them to no other client before a further tenth of
 // [Session.Timeout] has passed.
-func (s *Session) Margin() time.Duration { return s.m.Certain() }
+func (s *Session) Margin() time.Duration { return s.manager().Certain() }
 
 // State returns the present state.
-func (s *Session) State() State { return State(s.m.State()) }
+func (s *Session) State() State { return State(s.manager().State()) }
 
 // A State is the state of a Session.
 type State int
@@ -136,7 +144,7 @@ func (s State) String() string {
 // ends, or after StateClosed. If over 64 states are unread, a goroutine stays until they are read
 // or ctx ends.
 func (s *Session) States(ctx context.Context) <-chan State {
-	return session.States[State](ctx, s.m)
+	return session.States[State](ctx, s.manager())
 }
 
 // Stats are counters and gauges of a Session.
@@ -151,7 +159,7 @@ type Stats struct {
 
 // Stats returns the counters of s.
 func (s *Session) Stats() Stats {
-	m := s.m
+	m := s.manager()
 	st := Stats{Requests: m.Requests.Load(), Reconnects: m.Reconnects.Load(), Expiries: m.Expiries.Load(), Holds: m.Holds.Load(), Waiters: m.Waiters.Load()}
 	if inc := m.Present(); inc != nil {
 		st.Watches = int64(len(inc.Watches.All()))

@@ -112,6 +112,23 @@ func TestConnectRefusesBadOptionsAtOnce(t *testing.T) {
 	wantErr(t, err, context.Canceled)
 }
 
+func TestABackoffIsRefusedInTheNameOfItsOption(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		for _, b := range []zsync.Backoff{{}, {Min: time.Second}, {Min: 1, Max: 1, Factor: 0.5}, {Min: 1, Max: 1, Jitter: 2}} {
+			_, retry := zsync.Connect(t.Context(), "127.0.0.1:1", zsync.WithRetry(b))
+			_, retries := zsync.NewSchedule(s, "/s", zsync.WithRetries(3, b)).Last(t.Context())
+			for name, err := range map[string]error{
+				"WithRetry:": retry, "WithRetries:": retries, "WithRetryBackoff:": zsync.NewQueue[int](s, "/q", zsync.WithRetryBackoff(b)).Err(),
+			} {
+				if !errors.Is(err, zsync.ErrInvalid) || !strings.Contains(err.Error(), name) {
+					t.Errorf("%s %+v: %v", name, b, err)
+				}
+			}
+		}
+	})
+}
+
 func TestAnObserverThatIsNilObservesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		for _, o := range []zsync.Observer{nil, zsync.ObserverFunc(nil)} {
@@ -1062,6 +1079,14 @@ func TestZeroValuesSayWhatToDo(t *testing.T) {
 	}
 	for range zsync.NewQueue[int](&s, "/q").Recv(ctx) {
 		t.Error("received something")
+	}
+	for _, s := range []*zsync.Session{&s, nil} {
+		if s.State() != zsync.StateClosed || s.ID() != 0 || s.Timeout() != 0 || s.Margin() != 0 || s.Stats() != (zsync.Stats{}) {
+			t.Errorf("a Session that Connect has not created is %v, with the id %d and %+v", s.State(), s.ID(), s.Stats())
+		}
+		for state := range s.States(ctx) {
+			t.Errorf("it became %v", state)
+		}
 	}
 	for i, lost := range []<-chan struct{}{m.Lost(), rw.Lost(), wg.Lost(), e.Lost(), p.Lost()} {
 		if !session.IsClosed(lost) {

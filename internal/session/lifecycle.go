@@ -52,6 +52,9 @@ func New(hosts []string, chroot string, cfg Config) *Manager {
 	return m
 }
 
+// Never is a Manager that has ended without a session.
+var Never = &Manager{phase: &phase{state: StateClosed}}
+
 // GiveUp runs f and returns its error. The function f releases something for a call whose context
 // is ctx. After the end of ctx, GiveUp waits no longer than the time Grace. If f has not returned
 // by then, it continues in the background, and the error is nil.

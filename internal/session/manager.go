@@ -431,7 +431,7 @@ func (m *Manager) newest() *Incarnation {
 
 // Present returns the incarnation that has not ended, or nil.
 func (m *Manager) Present() *Incarnation {
-	if inc := m.newest(); inc.Ctx.Err() == nil {
+	if inc := m.newest(); inc != nil && inc.Ctx.Err() == nil {
 		return inc
 	}
 	return nil

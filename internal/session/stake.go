@@ -219,7 +219,7 @@ func (inc *Incarnation) lookEvery() time.Duration { return time.Duration(inc.Tim
 // The method `certain` returns the time for which the session is still confirmed if no further
 // reply comes. It is 0 if the session has ended.
 func (inc *Incarnation) certain() time.Duration {
-	if inc.Ctx.Err() != nil {
+	if inc == nil || inc.Ctx.Err() != nil {
 		return 0
 	}
 	inc.LeaseMu.Lock()

@@ -48,8 +48,8 @@ func ParseCron(spec string, loc *time.Location) (Table, error) {
 		return nil, session.Invalid("the time zone is nil; use time.UTC, time.Local or time.LoadLocation")
 	}
 	texts := strings.Fields(spec)
-	if len(texts) == 1 && strings.HasPrefix(texts[0], "@") {
-		long, ok := shorthands[strings.ToLower(texts[0])]
+	if strings.HasPrefix(strings.TrimSpace(spec), "@") { // perhaps of two words: @every 5m
+		long, ok := shorthands[strings.ToLower(strings.Join(texts, " "))]
 		if !ok {
 			return nil, session.Invalid("cron %q: unknown word; want @hourly, @daily, @weekly, @monthly or @yearly; for @every use Every", spec)
 		}

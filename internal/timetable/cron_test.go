@@ -163,7 +163,7 @@ func TestACronThatCannotBeReadIsRefusedWithTheFieldThatIsWrong(t *testing.T) {
 		"+1 3 * * *":      `"+1"`,
 		"0 0 30 2 *":      "no such day ever comes",
 		"0 0 31 4,6,9 *":  "no such day ever comes",
-		"@every 1h":       "2 fields",
+		"@every 1h":       "use Every",
 		"@often":          "unknown word",
 		"0 3 * * * extra": "6 fields",
 	} {

@@ -64,7 +64,7 @@ type delay time.Duration
 func (d delay) Next(t time.Time) time.Time { return t.Add(time.Duration(d)) }
 
 func TestATimetableThatMovesWithTheMomentItIsAskedAtIsRefused(t *testing.T) {
-	for _, table := range []Table{delay(time.Hour), delay(time.Second), Every(0), Every(-1)} {
+	for _, table := range []Table{delay(time.Hour), delay(time.Second), delay(0), delay(-time.Hour), Every(0), Every(-1)} {
 		if err := Check(table, hour(0.5)); !errors.Is(err, session.ErrInvalid) {
 			t.Errorf("%T %v: %v", table, table, err)
 		}

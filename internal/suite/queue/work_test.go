@@ -483,6 +483,29 @@ func TestElementWhoseTxnIsRefusedAfterWorkHasReturnedItComesAgain(t *testing.T) 
 	})
 }
 
+// A caller without a limit in mind names the largest number.
+func TestWorkNeedsNoGoroutineForEachOfVeryManyCalls(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		ctx, cancel := context.WithCancel(t.Context())
+		q := zsync.NewQueue[int](open(t, srv), "/q")
+		must(t, q.Send(ctx, 1, 2, 3))
+		before, running := runtime.NumGoroutine(), make(chan int, 3)
+		ended := harness.Async(func() error {
+			return q.Work(ctx, 30_000, func(_ context.Context, v int) error {
+				running <- v
+				<-ctx.Done()
+				return nil
+			})
+		})
+		collect(t, running, 3)
+		if n := runtime.NumGoroutine() - before; n > 11_000 {
+			t.Errorf("%d goroutines", n)
+		}
+		cancel()
+		wantErr(t, <-ended, context.Canceled)
+	})
+}
+
 func TestWorkDrainsWhenItsContextEnds(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		q := zsync.NewQueue[int](open(t, srv), "/q")
