@@ -75,7 +75,7 @@ func NewCond(s *Session, path string, l Locker) *Cond {
 }
 
 func (c *Cond) check() error {
-	if c.misuse() == nil && c.L == nil {
+	if c.misuse() == nil && isNil(c.L) {
 		return session.Invalid("the Locker L is nil")
 	}
 	return c.misuse()
@@ -87,7 +87,7 @@ func (c *Cond) check() error {
 // A loss in that time does not end ctx.
 func (c *Cond) Wait(ctx context.Context) error {
 	if err := c.check(); err != nil {
-		if c.L != nil {
+		if !isNil(c.L) {
 			c.L.Unlock() // as after every other error
 		}
 		return opError("wait", c.path, err)

@@ -770,6 +770,10 @@ func TestCondRefusesBadArguments(t *testing.T) {
 		for _, f := range []func(context.Context) error{c.Wait, c.Signal, c.Broadcast} {
 			wantErr(t, f(ctx), zsync.ErrInvalid)
 		}
+		c.L = (*zsync.Mutex)(nil)
+		for _, f := range []func(context.Context) error{c.Wait, c.Signal, c.Broadcast} {
+			wantErr(t, f(ctx), zsync.ErrInvalid)
+		}
 		c.L = m // as with sync.Cond it can be set later
 		must(t, c.Signal(ctx))
 	})

@@ -3,6 +3,7 @@ package zsync
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -28,10 +29,10 @@ type syncLocker struct {
 	l   Locker
 }
 
-func (s *syncLocker) Lock()   { panicIf(s.l.Lock(s.ctx)) }
-func (s *syncLocker) Unlock() { panicIf(s.l.Unlock()) }
+func (s *syncLocker) Lock()   { panicOn(s.l.Lock(s.ctx)) }
+func (s *syncLocker) Unlock() { panicOn(s.l.Unlock()) }
 
-func panicIf(err error) {
+func panicOn(err error) {
 	if err != nil {
 		panic(err)
 	}
@@ -165,21 +166,27 @@ func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
 	return nil, nil
 }
 
+// isNil reports whether l is nil, or a nil pointer of its type.
+func isNil(l Locker) bool {
+	v := reflect.ValueOf(l)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
 // inOrder sorts lockers by their full paths, so that different chroots have the same order.
 func inOrder(ls []Locker) ([]Locker, error) {
 	at := make(map[string]Locker, len(ls)) // by full path
 	for i, l := range ls {
 		p, ok := l.(interface{ Path() string })
-		if v := reflect.ValueOf(l); ok && v.Kind() == reflect.Pointer && v.IsNil() {
+		switch {
+		case isNil(l):
 			return nil, session.Invalid("locker %d is nil", i)
-		}
-		if !ok {
+		case !ok:
 			return nil, session.Invalid("locker %d is a %T, which has no method Path() string to order it by", i, l)
 		}
 		path := p.Path()
 		if q, _ := partsOf(l); q != nil {
 			if q.misuse() != nil {
-				return nil, opError("lockall", path, q.misuse())
+				return nil, opError("lockall", path, fmt.Errorf("locker %d: %w", i, q.misuse()))
 			}
 			path = q.s.m.Full(q.path)
 		}

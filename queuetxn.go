@@ -7,6 +7,7 @@ import (
 
 	"github.com/zsync/zsync/internal/queue"
 	"github.com/zsync/zsync/internal/session"
+	"github.com/zsync/zsync/internal/znodes"
 )
 
 // SendOp returns a Send of vs as an operation of [Session.Txn], [Delivery.Txn] or the Txn of a
@@ -40,12 +41,12 @@ func (d Delivery[T]) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, e
 	if d.claim == nil {
 		return nil, opError("txn", "", session.Invalid("the Delivery did not come from a Queue"))
 	}
-	all, _, err := outgoing(ops)
+	all, bare, err := outgoing(ops)
 	if err != nil {
 		return nil, opError("txn", d.q.path, err)
 	}
 	ctx, end := d.q.queueing(ctx, "ack", 1)
 	rs, err := d.claim.Txn(ctx, all)
 	end(1, err)
-	return rs, opError("txn", d.q.path, err)
+	return rs, opError("txn", d.q.path, znodes.Refused(bare, rs, err))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -654,10 +655,15 @@ func TestLockAllRefusesABadLockerBeforeItLocksAny(t *testing.T) {
 			"path":   zsync.NewMutex(s, "b"),
 			"option": zsync.NewRWMutex(s, "/b", zsync.WithHandoffs(-1)).RLocker(),
 			"zero":   new(zsync.RWMutex),
+			"nil":    nil,
+			"no one": (*zsync.Mutex)(nil),
 		} {
 			before := s.Stats().Requests
 			_, err := zsync.LockAll(t.Context(), good, bad)
 			harness.WantErr(t, err, zsync.ErrInvalid)
+			if !strings.Contains(err.Error(), "locker 1") {
+				t.Errorf("%s: the error does not name the locker: %v", name, err)
+			}
 			if n := s.Stats().Requests - before; n != 0 {
 				t.Errorf("%s: %d requests before the refusal, want none", name, n)
 			}

@@ -163,6 +163,10 @@ func TestTxnThatIsRefusedLeavesTheElementWithItsConsumer(t *testing.T) {
 		for range 3 {
 			_, err := d.Txn(t.Context(), &zk.DeleteRequest{Path: "/none", Version: -1})
 			wantErr(t, err, zk.ErrNoNode)
+			_, err = d.Txn(t.Context(), zsync.NewQueue[int](s, "/q2").SendOp(1), &zk.CreateRequest{Path: "/q"})
+			if wantErr(t, err, zk.ErrNodeExists); !strings.Contains(err.Error(), "(create /q)") {
+				t.Errorf("the error does not name the refused operation: %v", err)
+			}
 		}
 		time.Sleep(time.Minute)
 		if err := d.Context().Err(); err != nil {
