@@ -83,11 +83,9 @@ func NewMarkedGUID() string {
 	return id.String()
 }
 
-// IsMarkedGUID reports whether guid, with or without dashes, is a result of NewMarkedGUID.
+// IsMarkedGUID reports whether guid, of 36 characters or of 32 without dashes, is a result of
+// NewMarkedGUID.
 func IsMarkedGUID(guid string) bool {
-	if len(guid) != 36 && len(guid) != 32 {
-		return false
-	}
 	id, err := uuid.Parse(guid)
 	return err == nil && id.Version() == 8 && id.Variant() == uuid.RFC4122
 }
