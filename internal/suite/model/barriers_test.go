@@ -171,7 +171,7 @@ func TestModelOfBarrier(t *testing.T) {
 		if g.opened {
 			g.wantThrough("it was opened", "before the harm")
 		}
-		fresh := suite.Open(t, g.srv)
+		fresh := g.open()
 		if !g.look(fresh) {
 			g.wantThrough("it is open", "before the harm", "amid the harm")
 		}
@@ -297,7 +297,7 @@ type seatValue struct {
 
 // believedIn reports whether nothing is known against a membership.
 func (r *partyRun) believedIn(s *seat) bool {
-	return !harness.Closed(s.hold.Loss().Done()) && s.hold.Err() == nil && harness.Standing(r.srv)(s.hold.Claim.Incarnation.ID.Load())
+	return !harness.Closed(s.hold.Loss().Done()) && s.hold.Err() == nil && r.lives(s.hold.Claim.Incarnation.ID.Load())
 }
 
 // seatLocked notes a membership, once.
@@ -532,98 +532,102 @@ func (r *partyRun) whole() {
 // TestModelOfDoubleBarrier: rounds have the parties they should, who all came before
 // any of them was let in, and leave when all have left, or their sessions have ended;
 // and when the harm has ended nobody waits who need not.
-func TestModelOfDoubleBarrier(t *testing.T) {
-	modelsOf(t, 30, func(m *modelRun) {
-		r := &partyRun{lockRun: newLockRun(m), seats: make(map[*lock.Grant]*seat), rounds: make(map[any]*seatedRound)}
-		t, rnd := r.t, r.rnd
-		r.sizes = []int{1 + rnd.IntN(5)}
-		if rnd.IntN(5) == 0 {
-			r.sizes = append(r.sizes, 1+rnd.IntN(5))
-		}
-		shares := len(r.sizes) == 1 && rnd.IntN(2) == 0
-		r.harm(nil)
-		var program sync.WaitGroup
-		long, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-		defer cancel()
-		var own []*seatValue
-		for _, s := range r.ss {
-			one := &seatValue{wg: zsync.NewWaitGroup(s, "/w"), s: s, shared: true}
-			for range 2 {
-				v, d := one, r.dice()
-				if !shares || d.IntN(2) == 0 {
-					v = &seatValue{wg: zsync.NewWaitGroup(s, "/w"), s: s}
-					own = append(own, v)
-				}
-				program.Go(func() { r.party(long, d, v) })
+func TestModelOfDoubleBarrier(t *testing.T) { modelsOf(t, 30, modelOfDoubleBarrier) }
+
+func TestModelOfDoubleBarrierOverEnsembles(t *testing.T) {
+	modelsOverEnsembles(t, 10, modelOfDoubleBarrier)
+}
+
+func modelOfDoubleBarrier(m *modelRun) {
+	r := &partyRun{lockRun: newLockRun(m), seats: make(map[*lock.Grant]*seat), rounds: make(map[any]*seatedRound)}
+	t, rnd := r.t, r.rnd
+	r.sizes = []int{1 + rnd.IntN(5)}
+	if rnd.IntN(5) == 0 {
+		r.sizes = append(r.sizes, 1+rnd.IntN(5))
+	}
+	shares := len(r.sizes) == 1 && rnd.IntN(2) == 0
+	r.harm(nil)
+	var program sync.WaitGroup
+	long, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	var own []*seatValue
+	for _, s := range r.ss {
+		one := &seatValue{wg: zsync.NewWaitGroup(s, "/w"), s: s, shared: true}
+		for range 2 {
+			v, d := one, r.dice()
+			if !shares || d.IntN(2) == 0 {
+				v = &seatValue{wg: zsync.NewWaitGroup(s, "/w"), s: s}
+				own = append(own, v)
 			}
+			program.Go(func() { r.party(long, d, v) })
 		}
-		if rnd.IntN(3) == 0 { // the other face, at the same path
-			d := r.dice()
-			program.Go(func() { r.tasks(d) })
-		}
-		program.Wait()
-		// These are left when the harm ends.
-		var last sync.WaitGroup
-		waiting, inside := make(map[int]int), 0 // by size
-		stay := func(v *seatValue, n int) {
-			last.Go(func() {
-				r.count(func() { waiting[n]++ })
-				_, ok := r.enter(long, v, n)
-				r.count(func() {
-					waiting[n]--
-					if ok {
-						inside++
-					}
-				})
+	}
+	if rnd.IntN(3) == 0 { // the other face, at the same path
+		d := r.dice()
+		program.Go(func() { r.tasks(d) })
+	}
+	program.Wait()
+	// These are left when the harm ends.
+	var last sync.WaitGroup
+	waiting, inside := make(map[int]int), 0 // by size
+	stay := func(v *seatValue, n int) {
+		last.Go(func() {
+			r.count(func() { waiting[n]++ })
+			_, ok := r.enter(long, v, n)
+			r.count(func() {
+				waiting[n]--
 				if ok {
-					r.leave(long, v)
-					r.count(func() { inside-- })
+					inside++
 				}
 			})
-		}
-		for _, v := range own {
-			stay(v, r.sizes[rnd.IntN(len(r.sizes))])
-		}
-		time.Sleep(time.Duration(rnd.IntN(100)) * time.Millisecond)
-		r.heal()
-		time.Sleep(settled)
-		synctest.Wait()
-		n, k := r.sizes[0], 0
-		r.count(func() {
-			for size, w := range waiting {
-				switch {
-				case w == 0:
-				case w >= size || k > 0:
-					t.Errorf("by size there wait %v", waiting)
-				default:
-					n, k = size, w
-				}
-			}
-			if inside > 0 {
-				t.Errorf("%d are inside, and all of them have called Leave", inside)
+			if ok {
+				r.leave(long, v)
+				r.count(func() { inside-- })
 			}
 		})
-		fresh := suite.Open(t, r.srv)
-		for range n - k {
-			stay(&seatValue{wg: zsync.NewWaitGroup(fresh, "/w"), s: fresh}, n)
-		}
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		r.count(func() {
-			if waiting[n] > 0 || inside > 0 {
-				t.Errorf("%d of %d wait to enter, and %d to leave", waiting[n], n, inside)
+	}
+	for _, v := range own {
+		stay(v, r.sizes[rnd.IntN(len(r.sizes))])
+	}
+	time.Sleep(time.Duration(rnd.IntN(100)) * time.Millisecond)
+	r.heal()
+	time.Sleep(settled)
+	synctest.Wait()
+	n, k := r.sizes[0], 0
+	r.count(func() {
+		for size, w := range waiting {
+			switch {
+			case w == 0:
+			case w >= size || k > 0:
+				t.Errorf("by size there wait %v", waiting)
+			default:
+				n, k = size, w
 			}
-		})
-		cancel()
-		last.Wait()
-		r.whole()
-		time.Sleep(time.Minute)
-		r.idle()
-		suite.WantEmptyRoom(t, r.stranger)
-		if left := suite.ChildrenOf(t, r.stranger, "/w-receipts"); len(left) > 0 {
-			t.Errorf("left: %q", left)
+		}
+		if inside > 0 {
+			t.Errorf("%d are inside, and all of them have called Leave", inside)
 		}
 	})
+	fresh := r.open()
+	for range n - k {
+		stay(&seatValue{wg: zsync.NewWaitGroup(fresh, "/w"), s: fresh}, n)
+	}
+	time.Sleep(2 * time.Second)
+	synctest.Wait()
+	r.count(func() {
+		if waiting[n] > 0 || inside > 0 {
+			t.Errorf("%d of %d wait to enter, and %d to leave", waiting[n], n, inside)
+		}
+	})
+	cancel()
+	last.Wait()
+	r.whole()
+	time.Sleep(time.Minute)
+	r.idle()
+	suite.WantEmptyRoom(t, r.stranger)
+	if left := suite.ChildrenOf(t, r.stranger, "/w-receipts"); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
 }
 
 // count runs f alone.

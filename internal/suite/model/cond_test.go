@@ -181,94 +181,96 @@ func (c *condRun) undisturbed() bool {
 // TestModelOfCond: as long as a thing is there, whoever wants one does not sleep:
 // whatever becomes of others who wait, the signal for it has reached somebody. And a
 // signal wakes one.
-func TestModelOfCond(t *testing.T) {
-	models(t, func(m *modelRun) {
-		c := &condRun{lockRun: newLockRun(m)}
-		t := c.t
-		c.refuses = false // a signal that is refused was not given
-		c.casts = c.rnd.IntN(4) == 0
-		c.known = make(map[string]bool)
-		c.sees = func(q zktest.Request) {
-			if q.Op == zktest.OpGetData {
-				c.count(func() { c.known[q.Path] = true })
-			}
+func TestModelOfCond(t *testing.T) { models(t, modelOfCond) }
+
+func TestModelOfCondOverEnsembles(t *testing.T) { modelsOverEnsembles(t, 10, modelOfCond) }
+
+func modelOfCond(m *modelRun) {
+	c := &condRun{lockRun: newLockRun(m)}
+	t := c.t
+	c.refuses = false // a signal that is refused was not given
+	c.casts = c.rnd.IntN(4) == 0
+	c.known = make(map[string]bool)
+	c.sees = func(q zktest.Request) {
+		if q.Op == zktest.OpGetData {
+			c.count(func() { c.known[q.Path] = true })
 		}
-		other := c.side(c.stranger)
-		c.harm([]string{"/l"})
-		var sides []condSide
-		for _, s := range c.ss {
-			sides = append(sides, c.side(s))
-		}
-		var asking, putting sync.WaitGroup
-		for _, side := range sides {
-			for range 4 {
-				d := c.dice()
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-				defer cancel()
-				c.count(func() { c.want++; c.giveUps = append(c.giveUps, cancel) })
-				asking.Go(func() {
-					defer c.count(func() { c.want-- })
-					if d.IntN(4) == 0 {
-						harness.Nap(d, 200)
-					}
-					if d.IntN(3) == 0 {
-						time.AfterFunc(time.Duration(d.IntN(300))*time.Millisecond, cancel)
-					}
-					c.ask(ctx, d, side)
-				})
-			}
-			for range 2 {
-				d, signaller := c.dice(), side
-				if d.IntN(3) == 0 { // who has learned of the thing in some other way
-					signaller = sides[d.IntN(len(sides))]
-				}
-				putting.Go(func() {
+	}
+	other := c.side(c.stranger)
+	c.harm([]string{"/l"})
+	var sides []condSide
+	for _, s := range c.ss {
+		sides = append(sides, c.side(s))
+	}
+	var asking, putting sync.WaitGroup
+	for _, side := range sides {
+		for range 4 {
+			d := c.dice()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			c.count(func() { c.want++; c.giveUps = append(c.giveUps, cancel) })
+			asking.Go(func() {
+				defer c.count(func() { c.want-- })
+				if d.IntN(4) == 0 {
 					harness.Nap(d, 200)
-					c.put(d, side, signaller, other)
-				})
-			}
-		}
-		putting.Wait()
-		c.heal()
-		time.Sleep(settled)
-		synctest.Wait()
-		c.count(func() {
-			if c.things > 0 && c.want > 0 {
-				t.Errorf("%d things are there, and %d sleep who want one", c.things, c.want)
-			}
-			if c.undisturbed() && c.woken > c.signals {
-				t.Errorf("%d signals have woken %d", c.signals, c.woken)
-			}
-			for _, giveUp := range c.giveUps {
-				giveUp()
-			}
-		})
-		asking.Wait()
-		time.Sleep(time.Minute)
-		c.idle()
-		if left := suite.ChildrenOf(t, c.stranger, "/l"); len(left) > 0 {
-			t.Errorf("left below /l: %q", left)
-		}
-		if len(c.closed) > 0 {
-			// A process that is closed leaves its receipt, and the signal of one that was
-			// woken there, to whoever comes next.
-			_, err := other.write.Contenders(t.Context())
-			harness.Must(t, err)
-		}
-		left := func() []string {
-			return slices.DeleteFunc(suite.ChildrenOf(t, c.stranger, "/c"), func(name string) bool {
-				return len(c.closed) > 0 && strings.HasSuffix(name, "-receipt")
+				}
+				if d.IntN(3) == 0 {
+					time.AfterFunc(time.Duration(d.IntN(300))*time.Millisecond, cancel)
+				}
+				c.ask(ctx, d, side)
 			})
 		}
-		names := left()
-		if slices.ContainsFunc(names, c.unknown) {
-			_, err := other.write.Contenders(t.Context())
-			harness.Must(t, err)
-			after := left()
-			names = slices.DeleteFunc(names, func(name string) bool { return c.unknown(name) && !slices.Contains(after, name) })
+		for range 2 {
+			d, signaller := c.dice(), side
+			if d.IntN(3) == 0 { // who has learned of the thing in some other way
+				signaller = sides[d.IntN(len(sides))]
+			}
+			putting.Go(func() {
+				harness.Nap(d, 200)
+				c.put(d, side, signaller, other)
+			})
 		}
-		for _, name := range names {
-			t.Errorf("left below /c: %q", name)
+	}
+	putting.Wait()
+	c.heal()
+	time.Sleep(settled)
+	synctest.Wait()
+	c.count(func() {
+		if c.things > 0 && c.want > 0 {
+			t.Errorf("%d things are there, and %d sleep who want one", c.things, c.want)
+		}
+		if c.undisturbed() && c.woken > c.signals {
+			t.Errorf("%d signals have woken %d", c.signals, c.woken)
+		}
+		for _, giveUp := range c.giveUps {
+			giveUp()
 		}
 	})
+	asking.Wait()
+	time.Sleep(time.Minute)
+	c.idle()
+	if left := suite.ChildrenOf(t, c.stranger, "/l"); len(left) > 0 {
+		t.Errorf("left below /l: %q", left)
+	}
+	if len(c.closed) > 0 {
+		// A process that is closed leaves its receipt, and the signal of one that was
+		// woken there, to whoever comes next.
+		_, err := other.write.Contenders(t.Context())
+		harness.Must(t, err)
+	}
+	left := func() []string {
+		return slices.DeleteFunc(suite.ChildrenOf(t, c.stranger, "/c"), func(name string) bool {
+			return len(c.closed) > 0 && strings.HasSuffix(name, "-receipt")
+		})
+	}
+	names := left()
+	if slices.ContainsFunc(names, c.unknown) {
+		_, err := other.write.Contenders(t.Context())
+		harness.Must(t, err)
+		after := left()
+		names = slices.DeleteFunc(names, func(name string) bool { return c.unknown(name) && !slices.Contains(after, name) })
+	}
+	for _, name := range names {
+		t.Errorf("left below /c: %q", name)
+	}
 }

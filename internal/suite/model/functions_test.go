@@ -134,7 +134,7 @@ func TestModelOfOnceValues(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		fresh := suite.Open(t, r.srv)
+		fresh := r.open()
 		for kind := range kinds {
 			before := told[kind]
 			x, _, err := call(kind, fresh, harness.Within(t, time.Second), 0, false)
@@ -228,7 +228,7 @@ func TestModelOfFlight(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		fresh := suite.Open(t, r.srv)
+		fresh := r.open()
 		f := zsync.NewFlight[int](fresh, "/f", keep)
 		for range 2 { // whoever runs a function looks after what others have left
 			if v, share, err := f.Do(harness.Within(t, time.Second), "c", func(context.Context) (int, error) { return -1, nil }); v != -1 || share || err != nil {
@@ -368,7 +368,7 @@ func TestModelOfSchedule(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		look := suite.Open(t, r.srv)
+		look := r.open()
 		fresh := zsync.NewSchedule(look, "/s")
 		last, err := fresh.Last(t.Context())
 		if errors.Is(err, zsync.ErrNoValue) {

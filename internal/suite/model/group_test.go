@@ -99,7 +99,6 @@ func TestModelOfGroup(t *testing.T) {
 		}
 		r.hurt(expire)
 		var wg sync.WaitGroup
-		alive := func(id int64) bool { return slices.Contains(r.srv.Sessions(), id) }
 		for i, s := range r.ss {
 			shared := zsync.NewGroup[string](s, "/g")
 			for j := range 2 {
@@ -112,7 +111,7 @@ func TestModelOfGroup(t *testing.T) {
 						}
 						ctx, cancel := cut(t, d)
 						if d.IntN(2) == 0 {
-							r.roll(ctx, g, &m, alive)
+							r.roll(ctx, g, &m)
 							cancel()
 							harness.Nap(d, 20)
 							continue
@@ -130,7 +129,7 @@ func TestModelOfGroup(t *testing.T) {
 						}
 						member := &memberModel{s.ID(), map[string]time.Time{info: {}}}
 						m.mu.Lock()
-						if other := m.in[id]; other != nil && (!expire || other.session != 0 && alive(other.session)) && !r.refuses {
+						if other := m.in[id]; other != nil && (!expire || other.session != 0 && r.lives(other.session)) && !r.refuses {
 							t.Errorf("%q is joined while another of the session %#x has the id", id, other.session)
 						}
 						m.in[id] = member
@@ -161,7 +160,7 @@ func TestModelOfGroup(t *testing.T) {
 		r.heal()
 		time.Sleep(2 * time.Minute) // sessions end, and everyone joins again
 		synctest.Wait()
-		look := suite.Open(t, r.srv)
+		look := r.open()
 		fresh := zsync.NewGroup[string](look, "/g")
 		members, err := fresh.Members(t.Context())
 		harness.Must(t, err)
@@ -194,7 +193,7 @@ func TestModelOfGroup(t *testing.T) {
 }
 
 // roll calls Members, and holds it against the model.
-func (r *modelRun) roll(ctx context.Context, g *zsync.Group[string], m *rollModel, alive func(int64) bool) {
+func (r *modelRun) roll(ctx context.Context, g *zsync.Group[string], m *rollModel) {
 	before, call := m.snapshot(), time.Now()
 	members, err := g.Members(ctx)
 	if err != nil {
@@ -208,7 +207,7 @@ func (r *modelRun) roll(ctx context.Context, g *zsync.Group[string], m *rollMode
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id, member := range before {
-		if m.in[id] != member || !alive(member.session) {
+		if m.in[id] != member || !r.lives(member.session) {
 			continue // left meanwhile, or joins again in the next session
 		}
 		i := slices.IndexFunc(members, func(one zsync.Member[string]) bool { return one.ID == id })
@@ -317,7 +316,7 @@ func TestModelOfPartition(t *testing.T) {
 		stop()
 		last.Wait()
 		time.Sleep(time.Minute)
-		if left := suite.ChildrenOf(t, suite.Open(t, r.srv), "/p/members"); len(left) > 0 {
+		if left := suite.ChildrenOf(t, r.open(), "/p/members"); len(left) > 0 {
 			t.Errorf("members left: %q", left)
 		}
 	})

@@ -84,7 +84,7 @@ func newLockRun(m *modelRun) *lockRun {
 			r.mu.Unlock()
 		}
 	}
-	r.stranger = suite.Open(r.t, r.srv)
+	r.stranger = r.open()
 	_, err := znodes.Create(r.t.Context(), inside.Live(r.t, r.stranger), "/log", nil)
 	harness.Must(r.t, err)
 	for _, s := range r.ss {

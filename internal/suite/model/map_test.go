@@ -12,7 +12,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/suite"
 )
 
 // A tableOp is a call of a method of a Map of two keys. Every write writes another
@@ -213,7 +212,7 @@ func TestModelOfMap(t *testing.T) {
 		h.check(t, tableModel)
 		time.Sleep(time.Minute)
 		now := make(map[string]int)
-		for e, err := range zsync.NewMap[int](suite.Open(t, r.srv), "/m").All(t.Context()) {
+		for e, err := range zsync.NewMap[int](r.open(), "/m").All(t.Context()) {
 			harness.Must(t, err)
 			now[e.Key] = e.Value
 		}

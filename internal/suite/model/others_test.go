@@ -73,7 +73,7 @@ func TestModelOfOnce(t *testing.T) {
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		look := suite.Open(t, r.srv)
+		look := r.open()
 		o := zsync.NewOnce(look, "/o")
 		done, err := o.Done(t.Context())
 		harness.Must(t, err)
@@ -141,7 +141,7 @@ func modelOfWaitGroup(t *testing.T, expire bool, opts ...zsync.WaitGroupOption) 
 		wg.Wait()
 		r.heal()
 		time.Sleep(time.Minute)
-		w := zsync.NewWaitGroup(suite.Open(t, r.srv), "/w", opts...)
+		w := zsync.NewWaitGroup(r.open(), "/w", opts...)
 		n, err := w.Count(t.Context())
 		harness.Must(t, err)
 		if expire && len(opts) == 0 {
@@ -193,7 +193,7 @@ func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
 	r := &taskRun{m, expire && len(opts) == 0, m.rnd.IntN(3) == 0, 1 + m.rnd.IntN(3), opts}
 	t := r.t
 	r.denies = r.rnd.IntN(2) == 0
-	keeper := zsync.NewWaitGroup(suite.Open(t, r.srv), "/w", opts...)
+	keeper := zsync.NewWaitGroup(r.open(), "/w", opts...)
 	harness.Must(t, keeper.Add(t.Context(), r.kept))
 	r.hurt(expire)
 	if r.rnd.IntN(2) == 0 {
@@ -201,7 +201,7 @@ func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
 		r.done.Go(func() { r.bar(d) })
 	}
 	if r.litter {
-		d, s := r.dice(), suite.Open(t, r.srv)
+		d, s := r.dice(), r.open()
 		r.done.Go(func() { r.litterWith(d, s) })
 	}
 	var program, each sync.WaitGroup
@@ -232,7 +232,7 @@ func modelOfTasks(m *modelRun, expire bool, opts []zsync.WaitGroupOption) {
 	program.Wait()
 	r.heal()
 	time.Sleep(time.Minute)
-	suite.WantCount(t, zsync.NewWaitGroup(suite.Open(t, r.srv), "/w", opts...), r.kept)
+	suite.WantCount(t, zsync.NewWaitGroup(r.open(), "/w", opts...), r.kept)
 	harness.Must(t, keeper.Add(t.Context(), -r.kept))
 	for _, s := range r.ss {
 		harness.Must(t, zsync.NewWaitGroup(s, "/w", opts...).Wait(harness.Within(t, time.Second)))

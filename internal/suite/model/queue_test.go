@@ -478,7 +478,7 @@ func valueOf(l zsync.DeadLetter) (v int) {
 // check compares what is left with what must be, and may be.
 func (m *queueModel) check() {
 	t := m.r.t
-	s := suite.Open(t, m.r.srv)
+	s := m.r.open()
 	q := zsync.NewQueue[int](s, "/q", m.opts...)
 	found := make(map[int]int)
 	n, err := q.Len(t.Context())
@@ -631,7 +631,7 @@ func TestModelOfQueue(t *testing.T) {
 				m.cuts[len(m.cuts)-1].end = time.Now()
 			}
 		}
-		root := suite.Open(t, r.srv)
+		root := r.open()
 		_, err := root.Txn(t.Context(), &zk.CreateRequest{Path: "/marks", Acl: zk.WorldACL(zk.PermAll)})
 		harness.Must(t, err)
 		r.hurt(r.rnd.IntN(3) > 0)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
@@ -29,7 +28,7 @@ import (
 // are lost, requests are refused, and sessions are cut off until they expire.
 type modelRun struct {
 	t    *testing.T
-	srv  *zktest.Server
+	srv  servers
 	rnd  *rand.Rand
 	ss   []*zsync.Session
 	stop chan struct{}
@@ -57,16 +56,37 @@ func models(t *testing.T, f func(r *modelRun)) {
 // modelsOf is models with another number of seeds in a short run.
 func modelsOf(t *testing.T, short int, f func(r *modelRun)) {
 	t.Helper()
+	modelsOver(t, short, 2000, func(t *testing.T, _ *rand.Rand) servers {
+		return single{zktest.Start(t, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))}
+	}, f)
+}
+
+// modelsOverEnsembles is modelsOf with ensembles, and 1,000 seeds in a long run.
+func modelsOverEnsembles(t *testing.T, short int, f func(r *modelRun)) {
+	t.Helper()
+	modelsOver(t, short, 1000, func(t *testing.T, d *rand.Rand) servers { return newEnsemble(t, d) }, f)
+}
+
+func modelsOver(t *testing.T, short, long int, start func(t *testing.T, d *rand.Rand) servers, f func(r *modelRun)) {
+	t.Helper()
+	harness.InMemory(t)
 	t.Parallel()
-	for seed := range harness.Seeds(t, short, min(short, 8), 2000) {
-		harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
-			r := &modelRun{t: t, srv: srv, rnd: rand.New(rand.NewPCG(uint64(seed), 7)), stop: make(chan struct{}), cuts: func(int64, bool) {}, sees: func(zktest.Request) {}, bars: func(zktest.Request) {}}
+	for seed := range harness.Seeds(t, short, min(short, 8), long) {
+		harness.VirtualTime(t, func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(uint64(seed), 7))
+			r := &modelRun{t: t, srv: start(t, rnd), rnd: rnd, stop: make(chan struct{}), cuts: func(int64, bool) {}, sees: func(zktest.Request) {}, bars: func(zktest.Request) {}}
 			for range 3 {
-				r.ss = append(r.ss, suite.Open(t, srv, zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
+				r.ss = append(r.ss, r.open(zsync.WithRetry(zsync.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond})))
 			}
 			f(r)
-		}, zktest.WithAddrs("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+		})
 	}
+}
+
+// open opens a session.
+func (r *modelRun) open(opts ...zsync.Option) *zsync.Session {
+	r.t.Helper()
+	return r.srv.open(r.t, opts...)
 }
 
 // A modelHistory is what the calls of a model were and returned, in the order of
@@ -110,9 +130,6 @@ func (h *modelHistory[Op]) check(t *testing.T, m porcupine.NondeterministicModel
 
 // hurt begins to do harm, until heal.
 func (r *modelRun) hurt(expire bool) {
-	a := r.srv.Addrs()
-	r.srv.SetLag(a[1], time.Duration(1+r.rnd.IntN(300))*time.Millisecond)
-	r.srv.SetLag(a[2], time.Duration(1+r.rnd.IntN(40))*time.Millisecond)
 	r.srv.SetLatency(time.Duration(r.rnd.IntN(3)) * time.Millisecond)
 	r.crowded = r.rnd.IntN(4) == 0
 	var mu sync.Mutex
@@ -156,6 +173,7 @@ func (r *modelRun) hurt(expire bool) {
 		}
 		return zktest.Pass
 	})
+	r.srv.hurt(r, draw)
 	r.done.Go(func() {
 		for {
 			select {
@@ -163,23 +181,13 @@ func (r *modelRun) hurt(expire bool) {
 				return
 			case <-time.After(time.Duration(draw(60)) * time.Millisecond):
 			}
-			if a := a[1+draw(2)]; r.freezes && draw(6) == 0 {
-				r.srv.Freeze(a)
-				select {
-				case <-r.stop:
-				case <-time.After(time.Duration(draw(2000)) * time.Millisecond):
-				}
-				r.srv.SetLag(a, time.Duration(1+draw(100))*time.Millisecond)
-			}
+			r.srv.disturb(r, draw)
 			id := r.ss[draw(len(r.ss))].ID()
 			if expire && draw(12) == 0 {
 				// Its holders must know before the servers end the session.
 				r.cuts(id, true)
 				r.srv.Partition(id)
-				select {
-				case <-r.stop:
-				case <-time.After(time.Duration(draw(int(2*harness.Timeout/time.Millisecond))) * time.Millisecond):
-				}
+				r.pass(draw(int(2 * harness.Timeout / time.Millisecond)))
 				r.srv.Heal(id)
 				r.cuts(id, false)
 			} else {
@@ -187,6 +195,14 @@ func (r *modelRun) hurt(expire bool) {
 			}
 		}
 	})
+}
+
+// pass waits so many milliseconds, or until heal.
+func (r *modelRun) pass(ms int) {
+	select {
+	case <-r.stop:
+	case <-time.After(time.Duration(ms) * time.Millisecond):
+	}
 }
 
 // lives reports whether the servers have not ended a session.
@@ -200,9 +216,7 @@ func (r *modelRun) heal() {
 	r.done.Wait()
 	r.srv.Intercept(func(q zktest.Request) zktest.Action { r.sees(q); return zktest.Pass })
 	r.srv.SetLatency(0)
-	for _, a := range r.srv.Addrs()[1:] {
-		r.srv.Thaw(a)
-	}
+	r.srv.heal()
 }
 
 // dice returns a random source for one goroutine.

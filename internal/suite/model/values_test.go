@@ -11,7 +11,6 @@ import (
 
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
-	"github.com/zsync/zsync/internal/suite"
 )
 
 // An int64Op is a call of a method of an Int64, and what it has returned.
@@ -232,7 +231,7 @@ func TestModelOfValue(t *testing.T) {
 		r.heal()
 		h.check(t, numberModel)
 		time.Sleep(time.Minute)
-		now, _, err := zsync.NewValue[int](suite.Open(t, r.srv), "/v").Load(t.Context())
+		now, _, err := zsync.NewValue[int](r.open(), "/v").Load(t.Context())
 		if err != nil && !errors.Is(err, zsync.ErrNoValue) {
 			t.Error(err)
 		}
