@@ -392,7 +392,7 @@ func (r *partyRun) lingers() time.Duration {
 	if len(r.closed) > 0 || len(r.ended) > 0 || r.refuses {
 		return time.Hour
 	}
-	return 5 * time.Second
+	return harness.Timeout + 5*time.Second // a session lives so long without a connection, and with it what a call has left
 }
 
 // leave calls Leave for the earliest membership of v.

@@ -231,14 +231,15 @@ func cut(t *testing.T, d *rand.Rand) (context.Context, context.CancelFunc) {
 }
 
 // refused reports whether err comes from a refusal: NoAuth, the unknown outcome of a transaction whose
-// reply was lost and whose log the servers have refused, or a value that was stored and that they have
-// refused to show. The last two wrap no NoAuth.
+// reply was lost and whose log the servers have refused, the mark of a Once whose reply was lost and that
+// they have refused to show, or a value that was stored and that they have refused to show. Only the first
+// wraps NoAuth.
 func (r *modelRun) refused(err error) bool {
 	if !r.refuses || errors.Is(err, zk.ErrNoAuth) {
 		return r.refuses
 	}
 	_, why, open := strings.Cut(err.Error(), "it may have been applied: ")
-	return strings.Contains(err.Error(), "it was stored, and cannot be read: "+zk.ErrNoAuth.Error()) || open && (strings.Contains(why, "without permission to create") || strings.Contains(why, zk.ErrNoAuth.Error()))
+	return strings.Contains(err.Error(), "the mark may have been made: "+zk.ErrNoAuth.Error()) || strings.Contains(err.Error(), "it was stored, and cannot be read: "+zk.ErrNoAuth.Error()) || open && (strings.Contains(why, "without permission to create") || strings.Contains(why, zk.ErrNoAuth.Error()))
 }
 
 // mayFail judges an error of a method that waits for nobody.
