@@ -38,8 +38,7 @@ type claimant struct {
 
 	mu      sync.Mutex         // guards the fields from here to `stake`
 	version int32              // version of the mark
-	touched int32              // the version of the mark after the newest transaction that writes it
-	zxid    int64              // zxid of the write that gave the mark the version `touched`; 0 until the claimant has read it
+	zxids   map[int32]int64    // by version: the zxids of the mark that `fence` has read
 	seen    int64              // a connection over which, or after which, the servers have found the mark
 	users   int                // callers of `enlist` that have not called `leave` yet
 	timer   *time.Timer        // ends the claimant when it was unused for the time whenIdle
@@ -80,7 +79,7 @@ func (q *core) enlist(inc *session.Incarnation) (*claimant, error) {
 		return nil, session.ErrClosed // Close would not wait for new claims
 	}
 	c := &claimant{q: q, inc: inc, leaving: leaving, mark: randomDigits(markDigits), turn: make(chan struct{}, 1), users: 1}
-	c.lots = make(map[string]*claims)
+	c.lots, c.zxids = make(map[string]*claims), make(map[int32]int64)
 	c.held, c.lose = context.WithCancelCause(context.Background())
 	// A program can use any number of queues in one session, so the mark of an unused queue is deleted.
 	c.timer = time.AfterFunc(whenIdle, func() {
@@ -341,7 +340,7 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 	var stat *zk.Stat
 	rs, _, err := c.transact(ops, false, func(int64) (done bool, err error) {
 		var now []byte
-		if now, stat, err = c.inc.Get(session.Finishing, path); session.IsNoNode(err) {
+		if now, stat, err = c.inc.GetFresh(session.Finishing, path); session.IsNoNode(err) {
 			return false, nil
 		}
 		is, want := parseBoard(now).lines[c.mark], next.lines[c.mark]
@@ -368,9 +367,9 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 //
 // If the reply is lost, `transact` calls `fence`: from then on, the servers refuse that attempt. If `touch` is
 // set and the mark was unchanged before that, the attempt was not applied. Otherwise, `transact` calls `applied`,
-// which looks whether the attempt was applied, and needs no sync: no read is older than the reply to `fence`. The
-// argument of `applied` is then the zxid of the transaction, if `touch` is set. If the attempt was applied, the
-// responses are nil. If not, `transact` sends the transaction again.
+// which looks whether the attempt was applied. The argument of `applied` is then the zxid of the transaction, if
+// `touch` is set. If the attempt was applied, the responses are nil. If not, `transact` sends the transaction
+// again.
 //
 // If the servers refuse to show the outcome, the claimant gives up its claims, and `finish` deletes its
 // mark. Otherwise, no client would settle or return the elements while the session lives.
@@ -379,9 +378,6 @@ func (c *claimant) transact(ops []any, touch bool, applied func(zxid int64) (boo
 		since := c.inc.Watches.Connection()
 		c.mu.Lock()
 		version := c.version
-		if touch {
-			c.touched, c.zxid = version+1, 0
-		}
 		c.mu.Unlock()
 		var first any = &zk.CheckVersionRequest{Path: c.path(), Version: version}
 		if touch {
@@ -449,33 +445,37 @@ func isOver(err error) bool {
 func (c *claimant) exists(stat *zk.Stat, since int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.seen = max(c.seen, since); stat == nil {
-		return
-	}
-	// No transaction and no fence replaces a version of the mark that did not pass here first.
-	if c.version = max(c.version, stat.Version); stat.Version == c.touched {
-		c.zxid = stat.Mzxid
+	if c.seen = max(c.seen, since); stat != nil {
+		c.version = max(c.version, stat.Version)
 	}
 }
 
-// The method `fence` writes the mark if it still has `version`; then the result `unchanged` is true. After that,
-// the mark never has that version again, so the servers refuse every attempt that expects it. If the mark had
-// another version already, the result `zxid` is the argument of `applied`.
+// The method `fence` writes the mark. From then on, the servers refuse every earlier attempt that has
+// no reply, because such an attempt expects the old `version` of the mark. The result `unchanged` is true
+// if the mark still had that version before. The result `zxid` is the zxid of the write that followed
+// that version: no fence replaces a version of the mark that it has not read.
 func (c *claimant) fence(version int32) (unchanged bool, zxid int64, err error) {
-	stat, err := c.inc.Set(session.Finishing, c.path(), []byte(c.q.m.Owner), version)
-	if unchanged = err == nil; session.IsBadVersion(err) { // an attempt was applied, or the write of a fence
-		stat, err = c.inc.ExistsFresh(session.Finishing, c.path())
+	for {
+		stat, err := c.inc.ExistsFresh(session.Finishing, c.path())
+		if stat != nil {
+			unchanged = stat.Version == version
+			c.mu.Lock()
+			c.zxids[stat.Version] = stat.Mzxid
+			zxid = c.zxids[version+1]
+			c.mu.Unlock()
+			stat, err = c.inc.Set(session.Finishing, c.path(), []byte(c.q.m.Owner), stat.Version)
+		}
+		switch {
+		case session.IsBadVersion(err): // an attempt was applied meanwhile, or this write, which had no reply
+			continue
+		case session.IsNoNode(err), err == nil && stat == nil:
+			c.lose(c.inc.Deleted())
+			err = session.ErrVanished
+		case err == nil:
+			c.exists(stat, 0)
+		}
+		return unchanged, zxid, err
 	}
-	switch {
-	case session.IsNoNode(err), err == nil && stat == nil:
-		c.lose(c.inc.Deleted())
-		err = session.ErrVanished
-	case err == nil:
-		c.exists(stat, 0)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return unchanged, c.zxid, err
 }
 
 // The method `flush` returns all items in c.returns, bucket by bucket. The caller has the `turn`. The

@@ -281,9 +281,11 @@ func (c *claimant) deleted(es []*entry) (bool, error) {
 	return err == nil, err
 }
 
-// The method `there` reports whether the element of an entry exists. A reply of `inc` has shown that no
-// transaction of the claimant is applied any more, and no look is older than that reply.
+// The method `there` reports whether the element of an entry exists.
 func (c *claimant) there(inc *session.Incarnation, es []*entry) (bool, error) {
+	if err := inc.Sync(session.Finishing, c.q.dir); err != nil {
+		return false, err
+	}
 	looks, err := inc.LookAtAll(session.Finishing, pathsOf(c.q.dir, es, func(e *entry) string { return e.item.key() })...)
 	if err != nil {
 		return false, err

@@ -38,7 +38,7 @@ func TestAConsumerLooksAgainForAnElementIfTheSessionOfTheLookEnds(t *testing.T) 
 				removals.Add(1)
 				srv.Expire(r.Session)
 				return zktest.DropRequest
-			case r.Op == zktest.OpGetChildren2 && strings.HasPrefix(r.Path, "/q/") && r.Session != first && looks.Add(1) == 1:
+			case r.Op == zktest.OpSync && r.Path == "/q" && r.Session != first && looks.Add(1) == 1:
 				srv.Expire(r.Session)
 				return zktest.DropRequest
 			}
