@@ -231,8 +231,8 @@ func (c *claimant) claim(t *lot, es []*element, hands int) ([]*item, error) {
 	c.mu.Lock()
 	kept := cmp.Or(c.lots[t.name], &claims{lot{bucket: t.bucket, czxid: t.czxid}, make(map[int32]*item)})
 	c.mu.Unlock()
-	if kept.czxid != t.czxid {
-		c.lose(c.inc.Deleted()) // see `write`
+	if err := c.same(kept.czxid, t.czxid); err != nil {
+		return nil, err
 	}
 	switch {
 	case c.held.Err() != nil:
@@ -326,9 +326,6 @@ func (c *claimant) next(t *lot, items map[int32]*item) *board {
 // The method `write` makes `next` the board of `t`, if nobody has written the bucket since `t` was read. If
 // another client has written or deleted the bucket, the error is BadVersion or NoNode.
 //
-// If another client has deleted the bucket and created it again, the numbers of its elements begin again. Then
-// the claimant's lines are wrong, so `write` gives up the claims.
-//
 // If a reply is lost, the claimant's line shows whether the write was applied: no other client writes
 // that line while the mark exists.
 func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, error) {
@@ -352,12 +349,22 @@ func (c *claimant) write(t *lot, next *board, with ...any) ([]zk.MultiResponse, 
 	if rs != nil {
 		stat = rs[1].Stat
 	}
-	if stat.Czxid != t.czxid {
-		c.lose(c.inc.Deleted())
-		return nil, session.ErrVanished
+	if err := c.same(t.czxid, stat.Czxid); err != nil {
+		return nil, err
 	}
 	t.board, t.version = next, t.version+1
 	return rs, nil
+}
+
+// The method `same` compares the czxids of a bucket at two times. If they differ, another client has deleted the
+// bucket and created it again, and the numbers of its elements have begun again. Then the claimant's lines are
+// wrong, so `same` gives up the claims.
+func (c *claimant) same(before, now int64) error {
+	if before == now {
+		return nil
+	}
+	c.lose(c.inc.Deleted())
+	return session.ErrVanished
 }
 
 // The method `transact` checks the mark and applies `ops`, in one transaction and exactly once. If
@@ -503,13 +510,12 @@ func (c *claimant) flush() (some bool) {
 		rs, err := c.write(&t.lot, c.next(&t.lot, t.items), ring(c.q.dir))
 		for outrun(err) {
 			var n session.Node
-			switch n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, znodes.ChildPath(c.q.dir, t.name)); {
-			case session.IsNoNode(err):
+			if n.Data, n.Stat, err = c.inc.GetFresh(session.Finishing, znodes.ChildPath(c.q.dir, t.name)); session.IsNoNode(err) {
 				err = nil // a deleted bucket has no elements
-			case err == nil && n.Stat.Czxid != t.czxid:
-				c.lose(c.inc.Deleted()) // see `write`
-				err = session.ErrVanished
-			case err == nil:
+			} else if err == nil {
+				if err = c.same(t.czxid, n.Stat.Czxid); err != nil {
+					break
+				}
 				now := newLot(t.bucket, n)
 				t.version, t.board, t.last = now.version, now.board, now.last
 				rs, err = c.write(&t.lot, c.next(&t.lot, t.items), ring(c.q.dir))

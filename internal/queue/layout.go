@@ -49,7 +49,8 @@ import (
 // No element gets the name of an earlier element, even if an operator deletes the queue and a
 // client creates it again. The reason is the number of the first bucket: it is at least the zxid of the
 // transaction that created the queue's znode. So a process that still has an element of the deleted
-// queue cannot remove an element of the new queue.
+// queue cannot remove an element of the new queue. Only if another client deletes a bucket and creates it by that
+// name again, names come again: see `claimant.same`, and the field `czxid` of an item.
 //
 // If the newest bucket is full, a producer creates the next bucket and writes the number of the new
 // bucket into the tail, in one transaction. Every Send checks the version of the tail. These rules

@@ -28,8 +28,14 @@ import (
 // Open connects a session to srv, through its in-memory transport.
 func Open(t testing.TB, srv *zktest.Server, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	opts = append([]zsync.Option{zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(harness.Timeout)}, opts...)
-	s, err := zsync.Connect(t.Context(), strings.Join(srv.Addrs(), ","), opts...)
+	return OpenOver(t, srv.Addrs(), srv.Dial, opts...)
+}
+
+// OpenOver connects a session to the servers at addrs, over connections of `dial`.
+func OpenOver(t testing.TB, addrs []string, dial zk.Dialer, opts ...zsync.Option) *zsync.Session {
+	t.Helper()
+	opts = append([]zsync.Option{zsync.WithDialer(dial), zsync.WithSessionTimeout(harness.Timeout)}, opts...)
+	s, err := zsync.Connect(t.Context(), strings.Join(addrs, ","), opts...)
 	if err != nil {
 		t.Fatalf("Connect: %v", err)
 	}
@@ -49,10 +55,7 @@ func OpenEach(t testing.TB, srv *zktest.Server, n int) (sessions []*zsync.Sessio
 // OpenAt connects a session to a single server of srv.
 func OpenAt(t testing.TB, srv *zktest.Server, server int) *zsync.Session {
 	t.Helper()
-	s, err := zsync.Connect(t.Context(), srv.Addrs()[server], zsync.WithDialer(srv.Dial), zsync.WithSessionTimeout(harness.Timeout))
-	harness.Must(t, err)
-	t.Cleanup(func() { s.Close() })
-	return s
+	return OpenOver(t, srv.Addrs()[server:server+1], srv.Dial)
 }
 
 // OpenAs connects a session with credentials, and with an ACL for its znodes.

@@ -3,19 +3,17 @@ package model
 import (
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/internal/suite"
 	"github.com/zsync/zsync/zktest"
 )
 
 // This file has the servers of a model, and what befalls them: one server with three addresses, or
-// an ensemble of three members.
+// an ensemble of three members. What befalls the sessions is in run_test.go.
 
 // The interface `servers` is what a model needs of its servers.
 type servers interface {
@@ -33,22 +31,12 @@ type servers interface {
 	heal()
 }
 
-// The function `connect` opens a session over a dialer.
-func connect(t *testing.T, addrs []string, dial zk.Dialer, opts []zsync.Option) *zsync.Session {
-	t.Helper()
-	opts = append([]zsync.Option{zsync.WithDialer(dial), zsync.WithSessionTimeout(harness.Timeout)}, opts...)
-	s, err := zsync.Connect(t.Context(), strings.Join(addrs, ","), opts...)
-	harness.Must(t, err)
-	t.Cleanup(func() { s.Close() })
-	return s
-}
-
 // A single server has three addresses, of which two lag.
 type single struct{ *zktest.Server }
 
 func (s single) open(t *testing.T, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
-	return connect(t, s.Addrs(), s.Dial, opts)
+	return suite.Open(t, s.Server, opts...)
 }
 
 func (s single) hurt(_ *modelRun, draw func(n int) int) {
@@ -88,11 +76,11 @@ func newEnsemble(t *testing.T, d *rand.Rand) *ensemble {
 func (e *ensemble) open(t *testing.T, opts ...zsync.Option) *zsync.Session {
 	t.Helper()
 	if !e.routed {
-		return connect(t, e.Addrs(), e.Dial, opts)
+		return suite.OpenOver(t, e.Addrs(), e.Dial, opts...)
 	}
 	r := harness.NewRoute(e.Ensemble, e.Leader())
 	e.routes = append(e.routes, r)
-	return connect(t, e.Addrs(), r.Dial, opts)
+	return suite.OpenOver(t, e.Addrs(), r.Dial, opts...)
 }
 
 // Sessions returns the sessions that every member knows: a member that has fallen behind knows
