@@ -71,7 +71,7 @@ type Watch struct {
 	Told    []telling // the functions that the event calls
 	Waiters int
 	Armed   bool  // the server has it, or had it until it fired
-	ArmedOn int64 // number of the connection on which it was set
+	ArmedOn int64 // number of the connection of the read that set it; `resend` does not change it
 	ToldOn  int64 // number of the connection on which the event came
 	missing bool  // it was set by an `exists` request that found no znode
 

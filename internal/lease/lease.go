@@ -16,7 +16,7 @@ import (
 // leader. So three requests over one connection confirm the time t:
 //
 //  1. A packet is sent at t, and answered.
-//  2. At least a gap later, a write is sent, and answered: t is carried.
+//  2. At least a gap after that answer, a write is sent, and answered: t is carried.
 //  3. After that reply, a request that needs the leader is sent, and answered: t is confirmed.
 //
 // If a handshake continues a session, the first answered write after the handshake confirms the
@@ -54,7 +54,7 @@ type Stamp struct {
 // The type `contact` is a packet that was answered.
 type contact struct {
 	sent, answered time.Time
-	event          int64 // the value that `events` had at the end of step 2; 0 before
+	event          int64 // the value that `events` had when the packet was carried; 0 before
 }
 
 // A Proof is a conclusion from the reply to a request.
@@ -217,8 +217,8 @@ func (v *Lease) Answered(s Stamp, p Proof, now time.Time) (confirmed bool) {
 }
 
 // The method `ripe` takes the sending time of a write. It returns the index in v.seen of the latest
-// packet that the write would carry, or -1. By the monotonic clock, which stops while the machine
-// sleeps, the measured time can be too short, but not too long.
+// packet that the write would carry, which was answered a gap before, or -1. By the monotonic clock,
+// which stops while the machine sleeps, the measured time can be too short, but not too long.
 func (v *Lease) ripe(at time.Time) int {
 	i := len(v.seen) - 1
 	for i >= 0 && at.Sub(v.seen[i].answered) < v.gap() {
