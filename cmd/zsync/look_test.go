@@ -205,6 +205,11 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	if got := r.stdout.String(); strings.Contains(got, "deadlock") || !strings.Contains(got, "/old") {
 		t.Errorf("below /old there is\n%s", got)
 	}
+	r = start(t, srv.Addr(), "", "doctor", "/lod")
+	r.wait()
+	if got := r.stdout.String(); !strings.Contains(got, "note: missing: /lod does not exist") {
+		t.Errorf("at a path that does not exist there is\n%s", got)
+	}
 }
 
 // tells starts a server that answers four-letter words, and does nothing else.

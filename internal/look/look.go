@@ -44,7 +44,7 @@ type Tree struct {
 	Places  []Place
 	Strays  []string // znodes that belong to a neighbour that does not exist
 	Refused []string // paths that the client may not read
-	Znodes  int      // the number of visited znodes
+	Znodes  int      // the number of visited znodes; 0 if the root does not exist
 	Cut     bool     // Explore left out the rest
 }
 
@@ -169,6 +169,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 			defer mu.Unlock()
 			switch {
 			case errors.Is(err, zk.ErrNoNode):
+				x.tree.Znodes--
 				return nil
 			case errors.Is(err, zk.ErrNoAuth) && (at.perhaps || at.of != ""):
 				return nil // most likely part of a primitive that the client may not read either
