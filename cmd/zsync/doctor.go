@@ -236,7 +236,7 @@ func (d *doctor) examine(ctx context.Context, root string) error {
 	for _, path := range t.Refused {
 		d.note("not ours to read: %s", path)
 	}
-	if d.znodes == 0 && len(t.Refused) == 0 {
+	if d.znodes == 0 {
 		d.note("missing: %s does not exist, so nothing was examined there", root)
 	}
 	d.clock()

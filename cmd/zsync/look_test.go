@@ -207,7 +207,7 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	}
 	r = start(t, srv.Addr(), "", "doctor", "/lod")
 	r.wait()
-	if got := r.stdout.String(); !strings.Contains(got, "note: missing: /lod does not exist") {
+	if got := r.stdout.String(); !strings.Contains(got, "note: missing: /lod does not exist") || !strings.Contains(got, "looked at: 0 znodes, ") {
 		t.Errorf("at a path that does not exist there is\n%s", got)
 	}
 }

@@ -169,7 +169,7 @@ func Explore(ctx context.Context, s *zsync.Session, root string) (*Tree, error) 
 			defer mu.Unlock()
 			switch {
 			case errors.Is(err, zk.ErrNoNode):
-				x.tree.Znodes--
+				x.tree.Znodes-- // it was deleted, or it is a root that never existed
 				return nil
 			case errors.Is(err, zk.ErrNoAuth) && (at.perhaps || at.of != ""):
 				return nil // most likely part of a primitive that the client may not read either
