@@ -35,7 +35,7 @@ func (q *core) Take(outer context.Context) (_ *Element, err error) {
 		c := it.c
 		if q.check(it); it.fault != nil {
 			fate, left := q.setAside(it)
-			if err := c.await(ctx, fate); left != nil || err != nil {
+			if err := c.await(ctx, fate); left != nil || err != nil && (c.lost() == nil || isOver(err)) {
 				return nil, cmp.Or(left, err) // if it was left, the next search finds the element in its position
 			}
 			continue

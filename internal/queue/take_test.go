@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +61,42 @@ func TestTakeReturnsNoElementWhoseRemovalIsRefused(t *testing.T) {
 		harness.SetACL(t, srv, "/q/"+znodes.ParentPath(there.ID), zk.WorldACL(zk.PermAll))
 		wantTake(t, other, "x", 0)
 	})
+}
+
+// The session ends while Take makes an element a dead letter. In one case, the servers have applied the
+// transaction, and only the reply is lost. Take must go on to the next element.
+func TestTakeGoesOnIfItsClaimOfADeadLetterIsLost(t *testing.T) {
+	for name, action := range map[string]zktest.Action{"applied": zktest.DropReply, "not applied": zktest.DropRequest} {
+		t.Run(name, func(t *testing.T) {
+			harness.VirtualTime(t, func(t *testing.T) {
+				srv := zktest.Start(t)
+				taker := open(t, srv)
+				q, id := queueAt(taker, "/q"), taker.SessionID()
+				q.cfg.Decode = func(data []byte) (any, error) {
+					if string(data) == "x" {
+						return nil, errors.New("not for this type")
+					}
+					return data, nil
+				}
+				send(t, q, "x", "y")
+				lost := false
+				srv.Intercept(harness.First(action, func(r zktest.Request) bool {
+					if r.Op != zktest.OpMulti || !slices.ContainsFunc(r.Ops, func(o zktest.Request) bool {
+						return o.Op == zktest.OpDelete && strings.HasPrefix(o.Path, "/q/b-")
+					}) {
+						return false
+					}
+					lost = true
+					time.AfterFunc(time.Millisecond, func() { srv.Expire(id) })
+					return true
+				}))
+				wantTake(t, q, "y", 0)
+				if letters, _, err := harness.Plain(t, srv).Children("/q-dead"); !lost || err != nil || len(letters) != 2 {
+					t.Errorf("there are %q, %v; want one dead letter, which has two znodes", letters, err)
+				}
+			})
+		})
+	}
 }
 
 // Another client deletes the taker's mark after the claim. Take claims the element again.
