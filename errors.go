@@ -141,7 +141,10 @@ type Error struct {
 // Error returns a text such as "zsync: lock /locks/backup: lost: …".
 func (e *Error) Error() string {
 	text := "zsync: " + strings.TrimSuffix(e.Op+" "+e.Path, " ") + ": "
-	if errors.Is(e.Err, zk.ErrNoAuth) && !errors.Is(e.Err, ErrUnprotected) {
+	switch {
+	case errors.Is(e.Err, zk.ErrInvalidACL):
+		text += "the servers refuse the ACL of a new znode (see WithACL): "
+	case errors.Is(e.Err, zk.ErrNoAuth) && !errors.Is(e.Err, ErrUnprotected):
 		text += "no permission (see WithAuth, and the ACLs of the path): "
 	}
 	text += e.Err.Error()

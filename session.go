@@ -173,10 +173,10 @@ func (s *Session) Stats() Stats {
 // SendOp. If the servers refuse an operation, the error names it.
 //
 // If the connection drops before the reply, Txn finds out whether the writes were applied, and
-// recovers the responses, but not of znodes that other clients have changed since. The outcome
-// remains unknown if the session is lost too ([ErrLost]), if ctx ends first, or if the connection
-// drops and Txn was not permitted to write its log, an ephemeral znode /_c_<guid>-txn
-// (docs/interop.md). Txn takes one round trip, a Session's first Txn two.
+// recovers the responses. A response is empty if another client has changed the znode since, or the
+// session ends meanwhile. The outcome remains unknown if the session is lost too ([ErrLost]), if ctx
+// ends first, or if the connection drops and Txn was not permitted to write its log, an ephemeral
+// znode /_c_<guid>-txn (docs/interop.md). Txn takes one round trip, a Session's first Txn two.
 func (s *Session) Txn(ctx context.Context, ops ...any) ([]zk.MultiResponse, error) {
 	if err := s.misuse(); err != nil {
 		return nil, opError("txn", "", err)

@@ -148,7 +148,7 @@ func CheckOps(m *session.Manager, ops []any, extra ...string) (full []any, dir s
 		size += SizeOf(m, path, nil)
 	}
 	if size > MaxPacket {
-		return nil, "", fmt.Errorf("transaction of %d operations: %w", len(ops), session.ErrTooLarge)
+		return nil, "", fmt.Errorf("a transaction of %d bytes (operations: %d): %w", size, len(ops), session.ErrTooLarge)
 	}
 	return full, dir, nil
 }

@@ -172,6 +172,14 @@ var messages = []struct {
 		own := zsync.WithACL(zk.DigestACL(zk.PermAll, "me", "secret"))
 		return zsync.NewMutex(z.as(t, "host-c:1", zsync.WithAuth("digest", []byte("me:secret")), own), "/m").Lock(t.Context())
 	}},
+	{"Lock with an ACL of an unknown scheme", func(t *testing.T, z *zoo) error {
+		wrong := zsync.WithACL([]zk.ACL{{Perms: zk.PermAll, Scheme: "ldap", ID: "ops"}})
+		return zsync.NewMutex(z.as(t, "host-c:1", wrong), "/m").Lock(t.Context())
+	}},
+	{"a transaction of too much", func(t *testing.T, z *zoo) error {
+		_, err := z.b.Txn(t.Context(), &zk.SetDataRequest{Path: "/v", Data: make([]byte, 2<<20), Version: -1})
+		return err
+	}},
 	{"Send of too much", func(t *testing.T, z *zoo) error {
 		return zsync.NewQueue[string](z.b, "/q").Send(t.Context(), strings.Repeat("x", 2<<20))
 	}},
