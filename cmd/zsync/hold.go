@@ -54,7 +54,7 @@ type holding struct {
 	onLost    string
 	kazoo     bool
 	root      bool           // the path can be the root
-	shows     bool           // the command itself reports outages
+	shows     bool           // the command itself reports outages, once it is connected
 	signals   chan os.Signal // shared by successive tasks, so that a signal between two tasks reaches the second
 }
 
@@ -185,11 +185,11 @@ func (h *holding) begin(ctx context.Context, argv []string, paths ...string) (*t
 		t.waiting, stopTry = within(t.waiting, limit, "no server answered within %v")
 		t.stop = func() { stopSignals(); stopTry() }
 	}
-	if !h.shows {
-		h.log = outageLog{h.host}
-	}
+	outages := &outageLog{h: h.host}
+	h.log = outages
 	var err error
 	t.session, err = h.open(t.waiting)
+	outages.off.Store(h.shows)
 	return t, err
 }
 

@@ -154,7 +154,7 @@ func intAddCommand(c *client) *cobra.Command {
 		Use:   "add PATH [NUMBER] [flags]",
 		Short: "add to the number, and print the sum",
 		Long: `zsync int add adds NUMBER, which may be negative (default: 1), and prints the sum. No
-two calls that add 1 print the same sum.`,
+two calls that add 1 print the same sum. Above 2^63-1, the sum continues at -2^63.`,
 		Example:     "  id=$(zsync int add /ids/order)\n  zsync int add /stock/apples -12",
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/zsync/zsync/internal/session"
@@ -16,13 +17,18 @@ import (
 // An outageLog is a slog.Handler that prints the start and the end of each outage, and reminders,
 // to standard error. It also prints the end of a membership, because the command of zsync group join
 // continues. It drops all other records, because zsync itself reports its errors.
-type outageLog struct{ h *host }
+type outageLog struct {
+	h   *host
+	off atomic.Bool // drop all records: the command itself reports outages
+}
 
-func (l outageLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
-func (l outageLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
-func (l outageLog) WithGroup(string) slog.Handler                    { return l }
+func (l *outageLog) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn && !l.off.Load()
+}
+func (l *outageLog) WithAttrs([]slog.Attr) slog.Handler { return l }
+func (l *outageLog) WithGroup(string) slog.Handler      { return l }
 
-func (l outageLog) Handle(_ context.Context, r slog.Record) error {
+func (l *outageLog) Handle(_ context.Context, r slog.Record) error {
 	attrs := map[string]slog.Value{}
 	r.Attrs(func(a slog.Attr) bool { attrs[a.Key] = a.Value; return true })
 	switch r.Message {

@@ -83,18 +83,22 @@ func TestACommandThatShowsAnOutageItselfShowsItOnce(t *testing.T) {
 }
 
 // A command that only looks does not wait in silence, either.
-func TestStatusReportsThatNoServerAnswers(t *testing.T) {
-	inMemory(t, func(t *testing.T, srv *zktest.Server) {
-		srv.Stop()
-		r := start(t, srv.Addr(), "", "status", "/m")
-		time.Sleep(5 * time.Second)
-		if text := r.stderr.String(); !strings.HasPrefix(text, "zsync: no connection to any server since 20") || strings.Count(text, "\n") != 1 {
-			t.Errorf("without a server it says %q", text)
-		}
-		if status := r.wait(); status != exitServers {
-			t.Errorf("exit status %d: %s", status, &r.stderr)
-		}
-	})
+func TestEachCommandThatLooksReportsThatNoServerAnswers(t *testing.T) {
+	for _, line := range []string{"status /m", "ls", "ls --watch", "ui --listen 127.0.0.1:0"} {
+		t.Run(line, func(t *testing.T) {
+			inMemory(t, func(t *testing.T, srv *zktest.Server) {
+				srv.Stop()
+				r := start(t, srv.Addr(), "", strings.Fields(line)...)
+				time.Sleep(5 * time.Second)
+				if text := r.stderr.String(); !strings.HasPrefix(text, "zsync: no connection to any server since 20") || strings.Count(text, "\n") != 1 {
+					t.Errorf("without a server it says %q", text)
+				}
+				if status := r.wait(); status != exitServers {
+					t.Errorf("exit status %d: %s", status, &r.stderr)
+				}
+			})
+		})
+	}
 }
 
 // A member that may not join again is missing from the list while its command runs, and the user must learn of it.

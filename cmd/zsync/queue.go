@@ -158,6 +158,8 @@ queue cancel removes the element by its ID.`,
 				return fail(exitUsage, "--priority %d: must be from 0 to %d, with --priorities %d", priority, priorities-1, priorities)
 			case once && id == "":
 				return fail(exitUsage, "--id: the ID is empty")
+			case cmd.Flags().Changed("key") && key == "":
+				return fail(exitUsage, "--key: the key is empty; leave --key out for an element without a key")
 			case memory < seconds(time.Millisecond):
 				return fail(exitUsage, "--id-memory %v: must be at least a millisecond", &memory)
 			}

@@ -52,7 +52,7 @@ schedule), and value (the data; a string if it is not JSON).`,
 			}
 			ctx, stop := untilSignalOf(cmd.Context(), c.hearAll())
 			defer stop()
-			c.log = outageLog{c.host}
+			c.log = &outageLog{h: c.host}
 			s, err := c.open(ctx)
 			if err != nil {
 				return err

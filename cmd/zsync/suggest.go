@@ -4,6 +4,7 @@ import (
 	"errors"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -81,8 +82,20 @@ func didYouMean(message string, names []string) string {
 // unknownFlag matches the error of an unknown flag.
 var unknownFlag = regexp.MustCompile(`^unknown flag: --(\S+)$`)
 
-// suggestFlags adds similar flags to the error of an unknown flag.
+// suggestFlags adds similar flags to the error of an unknown flag. For a value that cannot be parsed, it
+// replaces the error of package strconv.
 func suggestFlags(cmd *cobra.Command, err error) error {
+	var wrong *strconv.NumError
+	if errors.As(err, &wrong) {
+		want := "want a whole number"
+		switch {
+		case wrong.Err == strconv.ErrRange:
+			want = "out of range"
+		case wrong.Func == "ParseBool":
+			want = "want true or false"
+		}
+		return errors.New(strings.TrimSuffix(err.Error(), wrong.Error()) + want)
+	}
 	m := unknownFlag.FindStringSubmatch(err.Error())
 	if m == nil {
 		return err

@@ -96,7 +96,7 @@ func (t *task) serve(l net.Listener, page http.Handler) error {
 	if local(l.Addr().String()) {
 		page = onlyLocal(page)
 	}
-	srv := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return t.waiting }}
+	srv := &http.Server{Handler: prompt(page), ReadHeaderTimeout: sendLimit, IdleTimeout: time.Minute, BaseContext: func(net.Listener) context.Context { return t.waiting }}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(l) }()
 	select {
@@ -109,6 +109,21 @@ func (t *task) serve(l net.Listener, page http.Handler) error {
 		}
 		return verdict(context.Cause(t.waiting), exitBusy)
 	}
+}
+
+// The constant `sendLimit` is the time in which a visitor must send the header of a request. For the
+// body, the same time begins again.
+const sendLimit = 10 * time.Second
+
+// The function `prompt` limits the time in which a client sends the body of a request. The server's
+// ReadTimeout would end the stream of events, too.
+func prompt(page http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(sendLimit)) // it fails only for a closed connection
+		}
+		page.ServeHTTP(w, r)
+	})
 }
 
 // The function `local` reports whether `host` is this machine. The argument may have a port.

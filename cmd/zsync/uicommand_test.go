@@ -3,8 +3,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"regexp"
 	"strings"
@@ -13,6 +15,9 @@ import (
 	"time"
 
 	"github.com/zsync/zsync"
+	"github.com/zsync/zsync/internal/harness"
+	"github.com/zsync/zsync/ui"
+	"github.com/zsync/zsync/zktest"
 )
 
 func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
@@ -77,6 +82,51 @@ func TestThePageIsServedToThisMachineAloneAndReadOnly(t *testing.T) {
 		if status := r.wait(); status == 0 || !strings.Contains(r.stderr.String(), message) {
 			t.Errorf("%s: exit status %d and %q, want %q", args, status, r.stderr.String(), message)
 		}
+	}
+}
+
+// pipes is a listener without the network.
+type pipes chan net.Conn
+
+func (l pipes) Accept() (net.Conn, error) {
+	c, ok := <-l
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+func (l pipes) Close() error   { return nil }
+func (l pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+
+// A visitor that sends only a part of a request, or no further request, keeps no connection.
+func TestThePageWaitsForNoSlowVisitor(t *testing.T) {
+	for name, request := range map[string]string{
+		"a part of the header": "POST /break HTTP/1.1\r\nHost: localhost\r\n",
+		"a part of the body":   "POST /break HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nto",
+		"no body":              "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+		"a whole request":      "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inMemory(t, func(t *testing.T, srv *zktest.Server) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				l := make(pipes)
+				served := harness.Async(func() error {
+					return (&task{waiting: ctx}).serve(l, ui.Handler(connect(t, srv), ui.Options{}))
+				})
+				ours, theirs := net.Pipe()
+				defer ours.Close()
+				l <- theirs
+				go io.WriteString(ours, request)
+				ours.SetReadDeadline(time.Now().Add(2 * time.Minute))
+				if _, err := io.Copy(io.Discard, ours); err != nil {
+					t.Errorf("after two minutes: %v", err)
+				}
+				cancel()
+				close(l)
+				<-served
+			})
+		})
 	}
 }
 
