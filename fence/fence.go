@@ -101,3 +101,11 @@ func check(resource string, token int64) error {
 	}
 	return nil
 }
+
+// The function `given` returns an error for a nil argument.
+func given(name string, ok bool) error {
+	if !ok {
+		return fmt.Errorf("%w: %s is nil", ErrInvalid, name)
+	}
+	return nil
+}

@@ -366,7 +366,7 @@ func TestATableMayBeCreatedWhileAnotherProcessCreatesIt(t *testing.T) {
 	must(t, fences.Add(t.Context(), db, "r"))
 }
 
-func TestATableWithABadNameOrDialectIsRefused(t *testing.T) {
+func TestATableRefusesABadNameOrDialectAndNilArguments(t *testing.T) {
 	db := sqlite(t).open(t)
 	for _, table := range []*fence.Table{
 		fence.NewTable(fence.SQLite, "a; DROP TABLE b"), fence.NewTable(fence.SQLite, ""), fence.NewTable(0, "fences"),
@@ -380,8 +380,17 @@ func TestATableWithABadNameOrDialectIsRefused(t *testing.T) {
 	}
 	fences := fence.NewTable(fence.SQLite, "fences")
 	must(t, fences.Create(t.Context(), db))
-	if err := fences.Do(t.Context(), db, "a", 1, nil); !errors.Is(err, fence.ErrInvalid) {
-		t.Errorf("Do without a function: got %v, want ErrInvalid", err)
+	for name, err := range map[string]error{
+		"Do without a function":         fences.Do(t.Context(), db, "a", 1, nil),
+		"Do without a database":         fences.Do(t.Context(), nil, "a", 1, func(*sql.Tx) error { return nil }),
+		"Create without a database":     fences.Create(t.Context(), nil),
+		"Add without a database":        fences.Add(t.Context(), nil, "a"),
+		"Advance without a transaction": fences.Advance(t.Context(), nil, "a", 1),
+		"a Store without a database":    fences.Store(nil).Advance(t.Context(), "a", 1),
+	} {
+		if !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+		}
 	}
 }
 

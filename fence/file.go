@@ -39,8 +39,8 @@ func WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode, 
 // greater token was used for the file before, DoFile does not call write and
 // returns a [*StaleError]. See [WriteFile].
 func DoFile(ctx context.Context, name string, token int64, write func() error) error {
-	if write == nil {
-		return fmt.Errorf("%w: write is nil", ErrInvalid)
+	if err := given("write", write != nil); err != nil {
+		return err
 	}
 	if name == "" || token <= 0 {
 		return fmt.Errorf("%w: file %q, token %d, want a name and a positive number", ErrInvalid, name, token)

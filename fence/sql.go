@@ -106,8 +106,8 @@ func NewTable(d Dialect, name string) *Table {
 // Create creates the table unless it exists. Several processes may call it at the
 // same time.
 func (t *Table) Create(ctx context.Context, db *sql.DB) error {
-	if t.err != nil {
-		return t.err
+	if err := errors.Join(t.err, given("db", db != nil)); err != nil {
+		return err
 	}
 	if _, err := db.ExecContext(ctx, t.create); err == nil {
 		return nil
@@ -121,7 +121,7 @@ func (t *Table) Create(ctx context.Context, db *sql.DB) error {
 // Add adds a resource without a token, unless the table has it already.
 // [Table.Do] adds resources by itself; [Table.Advance] does not.
 func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
-	if err := errors.Join(t.err, check(resource, 1)); err != nil {
+	if err := errors.Join(t.err, check(resource, 1), given("db", db != nil)); err != nil {
 		return err
 	}
 	_, err := db.ExecContext(ctx, t.insert, resource)
@@ -135,8 +135,8 @@ func (t *Table) Add(ctx context.Context, db *sql.DB, resource string) error {
 // MySQL, write must not change tables (CREATE, ALTER and the like): MySQL then
 // commits, and later statements of the transaction are not fenced.
 func (t *Table) Do(ctx context.Context, db *sql.DB, resource string, token int64, write func(tx *sql.Tx) error) error {
-	if write == nil {
-		return fmt.Errorf("%w: write is nil", ErrInvalid)
+	if err := errors.Join(given("db", db != nil), given("write", write != nil)); err != nil {
+		return err
 	}
 	called := false
 	err := t.do(ctx, db, resource, token, func(tx *sql.Tx) error { called = true; return write(tx) })
@@ -172,7 +172,7 @@ func (t *Table) do(ctx context.Context, db *sql.DB, resource string, token int64
 // resource that was not added. Call it before anything else in the
 // transaction, and roll back whenever it returns an error.
 func (t *Table) Advance(ctx context.Context, tx *sql.Tx, resource string, token int64) error {
-	if err := errors.Join(t.err, check(resource, token)); err != nil {
+	if err := errors.Join(t.err, check(resource, token), given("tx", tx != nil)); err != nil {
 		return err
 	}
 	if is, err := t.advance(ctx, tx, resource, token); is || err != nil {
