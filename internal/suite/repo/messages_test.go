@@ -180,6 +180,12 @@ var messages = []struct {
 		_, err := z.b.Txn(t.Context(), &zk.SetDataRequest{Path: "/v", Data: make([]byte, 2<<20), Version: -1})
 		return err
 	}},
+	{"Store of more than the servers' jute.maxbuffer", func(t *testing.T, z *zoo) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		small := suite.Open(t, zktest.Start(t, zktest.WithMaxBuffer(64<<10)))
+		return zsync.NewValue[string](small, "/v").Store(ctx, strings.Repeat("x", 100<<10))
+	}},
 	{"Send of too much", func(t *testing.T, z *zoo) error {
 		return zsync.NewQueue[string](z.b, "/q").Send(t.Context(), strings.Repeat("x", 2<<20))
 	}},
