@@ -240,12 +240,16 @@ var trials = []trial{
 // with something too, and some of the servers lag.
 func TestWhateverBefallsARequestACallIsAppliedOnceAndReturnsTheTruth(t *testing.T) {
 	t.Parallel()
+	try(t, trials, misfortunes)
+}
+
+func try(t *testing.T, trials []trial, firsts []misfortune) {
 	gaps := 1
 	if harness.Long() {
 		gaps = 6
 	}
 	for _, c := range trials {
-		for _, first := range misfortunes {
+		for _, first := range firsts {
 			for at := 1; at < 60; at++ {
 				reached := false
 				for gap := range gaps { // 0 is no second one
