@@ -103,15 +103,32 @@ func (c *Cond) wait(ctx context.Context) error {
 	if err == nil {
 		p, roll, err = c.line.Enter(ctx, inc, lock.Exclusive)
 	}
+	woken := false
+	// Step 4, also if L panics. If the session ends before the deletion, the signal passes to another
+	// waiter, and wakes it without need.
+	defer func() {
+		if p == nil {
+			return
+		}
+		gone := c.remove(p, woken)
+		if !woken {
+			gone.Await(session.Grace) // a signal that p has, or gets at this instant, is passed on
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, session.ReleaseTime) // the caller holds L, and must learn of that soon
+		defer cancel()
+		gone.Outcome(ctx)
+	}()
 	// Unlock L, in the background if ctx ends. Choose the hold before the background work begins: later,
 	// a Do may be over, and the current hold may belong to another goroutine.
-	unlock, relock := c.L.Unlock, c.L.Lock
+	unlock, relock, spawn := c.L.Unlock, c.L.Lock, detached
 	if q, modes := partsOf(c.L); q != nil {
-		unlock, relock = q.yield(q.within(ctx), modes[0])
+		if d := q.within(ctx); d != nil || ours(c.L) {
+			unlock, relock = q.yield(d, modes[0])
+			spawn = c.s.m.Spawn
+		}
 	}
-	done := make(chan error, 1)
-	c.s.m.Spawn(func() { done <- unlock() })
-	unlocked, ok := session.AwaitGrace(done, ctx.Done())
+	unlocked, ok := session.Apart(ctx, spawn, unlock)
 	if err == nil && ok && unlocked == nil {
 		err = c.sleep(ctx, p, roll)
 	}
@@ -126,20 +143,8 @@ func (c *Cond) wait(ctx context.Context) error {
 		// have held L before we entered the line, and we may have missed its signal.
 		err = relock(ctx)
 	}
-	if p == nil {
-		return err
-	}
-	// Step 4. If the session ends before the deletion, the signal passes to another waiter, and wakes it
-	// without need.
-	gone := c.remove(p, err == nil)
-	if err != nil {
-		gone.Await(session.Grace) // a signal that p has, or gets at this instant, is passed on
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, session.ReleaseTime) // the caller holds L, and must learn of that soon
-	defer cancel()
-	gone.Outcome(ctx)
-	return nil
+	woken = err == nil
+	return err
 }
 
 // The method `sleep` waits until p has a signal or is deleted. While it waits, it passes on the

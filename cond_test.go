@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -444,6 +445,61 @@ func (l localSync) Lock(ctx context.Context) error {
 }
 
 func (l localSync) Unlock() error { l.mu.Unlock(); return nil }
+
+// An embeddingLocker has a Mutex embedded, and a Lock and an Unlock of its own.
+type embeddingLocker struct {
+	*zsync.Mutex
+	locks, unlocks int
+}
+
+func (l *embeddingLocker) Lock(ctx context.Context) error { l.locks++; return l.Mutex.Lock(ctx) }
+func (l *embeddingLocker) Unlock() error                  { l.unlocks++; return l.Mutex.Unlock() }
+
+func TestWaitCallsTheMethodsOfATypeWithAMutexEmbedded(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		l := &embeddingLocker{Mutex: zsync.NewMutex(s, "/l")}
+		c := zsync.NewCond(s, "/c", l)
+		woken := async(func() error { return waitOnce(t.Context(), c) })
+		pendingStill(t, woken)
+		must(t, c.Signal(t.Context()))
+		must(t, <-woken)
+		if l.locks != 2 || l.unlocks != 2 {
+			t.Errorf("%d calls of Lock and %d of Unlock, want 2 of each", l.locks, l.unlocks)
+		}
+		woken = async(func() error { return l.Do(t.Context(), c.Wait) }) // the hold is Do's
+		pendingStill(t, woken)
+		must(t, c.Signal(t.Context()))
+		must(t, <-woken)
+		wantEmpty(t, s)
+	})
+}
+
+// A rudeLocker is a Locker whose Unlock does as it likes.
+type rudeLocker struct{ unlock func() error }
+
+func (rudeLocker) Lock(context.Context) error { return nil }
+func (l rudeLocker) Unlock() error            { return l.unlock() }
+
+func TestAnUnlockThatDoesNotReturnEndsWaitAndLeavesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		wait := func(unlock func() error) (err error, thrown any) {
+			defer func() { thrown = recover() }()
+			return zsync.NewCond(s, "/c", rudeLocker{unlock}).Wait(within(t, time.Minute)), nil
+		}
+		if err, thrown := wait(func() error { panic("rude") }); thrown != "rude" {
+			t.Errorf("%v, %v, want the panic of Unlock", err, thrown)
+		}
+		began := time.Now()
+		if err, thrown := wait(func() error { runtime.Goexit(); return nil }); err == nil || thrown != nil || time.Since(began) > time.Second {
+			t.Errorf("%v, %v after %v, want an error at once", err, thrown, time.Since(began))
+		}
+		wantEmpty(t, s)
+		err, _ := wait(s.Close)
+		wantErr(t, err, zsync.ErrClosed)
+	})
+}
 
 func TestBroadcastReachesMoreThanFitIntoOneTransaction(t *testing.T) {
 	t.Parallel()

@@ -105,10 +105,9 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 		}()
 		for i, l := range ls[:locked] { // unlock in reverse order, even if an Unlock panics
 			defer func() {
-				switch l.(type) {
-				case *Mutex, *RWMutex, *rlocker: // but not a type with one of them embedded, and perhaps with its own Unlock
+				if ours(l) {
 					under.Go(func() { errs[i] = l.Unlock() })
-				default:
+				} else {
 					errs[i] = l.Unlock() // in this goroutine, so that the caller gets a panic of Unlock
 				}
 			}()
@@ -117,15 +116,8 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	})
 	all := false
 	defer func() {
-		if !all { // a Lock has failed or panicked; after the end of ctx, unlock in the background if need be
-			done := make(chan any, 1)
-			go func() {
-				defer func() { done <- recover() }()
-				unlock()
-			}()
-			if v, _ := session.AwaitGrace(done, ctx.Done()); v != nil {
-				panic(v) // of an Unlock
-			}
+		if !all { // a Lock has failed or panicked
+			session.Apart(ctx, detached, unlock)
 		}
 	}()
 	for _, l := range ls {
@@ -155,13 +147,26 @@ func lockEach(ctx context.Context, ls []Locker) (_ context.Context, _ func() err
 	return held, unlock, nil
 }
 
+// The function `detached` calls f in a goroutine for which no Close waits: a program's Unlock may call Close.
+func detached(f func()) { go f() }
+
+// The function `ours` reports whether l is a lock of this package. A type with such a lock embedded may
+// have its own Lock and Unlock.
+func ours(l Locker) bool {
+	switch l.(type) {
+	case *Mutex, *RWMutex, *rlocker:
+		return true
+	}
+	return false
+}
+
 // partsOf returns the lock and the modes of a Locker of this package, see localLock.parts. For another
 // Locker, q is nil.
 func partsOf(l Locker) (q *localLock, modes []lock.HoldMode) {
-	if ours, ok := l.(interface {
+	if l, ok := l.(interface {
 		parts() (*localLock, []lock.HoldMode)
 	}); ok {
-		return ours.parts()
+		return l.parts()
 	}
 	return nil, nil
 }

@@ -314,12 +314,11 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 		}
 		// If ctx has ended, wait for a short time, in which a working server answers. If h is lost already,
 		// `write` fails at once.
-		done := make(chan error, 1)
-		m.s.m.Spawn(func() { defer d.function.End(); done <- write(h) })
-		if err, ok := session.AwaitGrace(done, ctx.Done()); ok {
-			return opError("do", m.path, err)
+		err, ok := session.Apart(ctx, m.s.m.Spawn, func() error { defer d.function.End(); return write(h) })
+		if !ok {
+			err = session.CtxErr(ctx)
 		}
-		return opError("do", m.path, session.CtxErr(ctx))
+		return opError("do", m.path, err)
 	})
 }
 

@@ -59,9 +59,7 @@ var Never = &Manager{phase: &phase{state: StateClosed}}
 // is ctx. After the end of ctx, GiveUp waits no longer than the time Grace. If f has not returned
 // by then, it continues in the background, and the error is nil.
 func (m *Manager) GiveUp(ctx context.Context, f func() error) error {
-	done := make(chan error, 1)
-	m.Spawn(func() { done <- f() })
-	err, _ := AwaitGrace(done, ctx.Done())
+	err, _ := Apart(ctx, m.Spawn, f)
 	return err
 }
 

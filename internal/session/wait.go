@@ -4,6 +4,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -28,11 +29,8 @@ func IsClosed(c <-chan struct{}) bool {
 
 var ClosedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// AwaitFor and AwaitGrace wait for a limited time. If `done` is ready at the end of the limit,
-// either result is right, because the caller does the same in both cases.
-
 // AwaitFor waits for `done`, but no longer than `limit`. The result `ok` reports whether `done` was
-// ready.
+// ready. If `done` is ready at the limit, either result is right, because the caller does the same.
 func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	select {
 	case v = <-done:
@@ -42,15 +40,27 @@ func AwaitFor[T any](done <-chan T, limit time.Duration) (v T, ok bool) {
 	}
 }
 
-// AwaitGrace waits for `done`. After `end` is closed, it waits no longer than the time Grace. The
-// result `ok` reports whether `done` was ready.
-func AwaitGrace[T any](done <-chan T, end <-chan struct{}) (v T, ok bool) {
+// Apart calls f in a goroutine of `spawn`, and returns its error. After the end of ctx, Apart waits no
+// longer than the time Grace. If f has not returned by then, it continues in the background, and ok is
+// false. If f panics before that, so does Apart.
+func Apart(ctx context.Context, spawn func(func()), f func() error) (err error, ok bool) {
+	var thrown any
+	done := make(chan error, 1)
+	spawn(func() {
+		err := errors.New("the function has ended its goroutine") // unless it returns
+		defer func() { thrown = recover(); done <- err }()
+		err = f()
+	})
 	select {
-	case v = <-done:
-		return v, true
-	case <-end:
-		return AwaitFor(done, Grace)
+	case err = <-done:
+		ok = true
+	case <-ctx.Done():
+		err, ok = AwaitFor(done, Grace)
 	}
+	if ok && thrown != nil {
+		panic(thrown)
+	}
+	return err, ok
 }
 
 // Sleep waits for d, or until ctx ends.
