@@ -93,11 +93,14 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	}
 	call = context.WithValue(call, (*WorkDelivery)(nil), WorkDelivery(atWork[T]{d}))
 	var closed error
-	err := protect(func() error {
+	permanent := false
+	text, err := protect(func() error {
 		if closed = function.Begin(); closed != nil {
 			return closed
 		}
-		return f(call, d.Value)
+		err := f(call, d.Value)
+		permanent = errors.As(err, new(*permanentError))
+		return err
 	})
 	// ctx may have ended, but the work is done. So Work waits for the result of the settlement
 	// while the session lasts. After a loss, only a later session can find the result. Work waits
@@ -117,20 +120,20 @@ func (q *Queue[T]) work(ctx context.Context, d Delivery[T], f func(ctx context.C
 	case err == nil:
 		op, err = "ack", d.Ack(settling)
 	default:
-		op, err = q.failed(settling, d, err)
+		op, err = q.failed(settling, d, text, permanent)
 	}
 	if err != nil && !errors.Is(err, ErrNotLocked) { // with ErrNotLocked, f has settled the element meanwhile
 		q.s.m.Log.Warn("zsync: cannot settle an element that was worked on", "path", q.path, "element", d.ID, "op", op, "err", err)
 	}
 }
 
-// The method `failed` settles an element after Work's function has returned the error err.
-func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], err error) (op string, _ error) {
+// The method `failed` settles an element after Work's function has returned an error with the text.
+func (q *Queue[T]) failed(ctx context.Context, d Delivery[T], text string, permanent bool) (op string, _ error) {
 	switch n := q.cfg.MaxAttempts; {
 	case q.cfg.queueLayout != LayoutZsync:
 		return "nack", d.NackAfter(0)
-	case errors.As(err, new(*permanentError)), n > 0 && d.Attempt >= n:
-		return "reject", d.Reject(ctx, err.Error())
+	case permanent, n > 0 && d.Attempt >= n:
+		return "reject", d.Reject(ctx, text)
 	}
 	return "nack", d.NackAfter(cmp.Or((*session.RetryPolicy)(q.cfg.backoff), &workBackoff).Delay(d.Attempt))
 }
@@ -175,20 +178,27 @@ func (d atWork[T]) ID() string      { return d.Delivery.ID }
 func (d atWork[T]) Attempt() int    { return d.Delivery.Attempt }
 func (d atWork[T]) Sent() time.Time { return d.Delivery.Sent }
 
-// The function `protect` calls f. If f panics or ends its goroutine, protect returns an error.
-func protect(f func() error) error {
-	done := make(chan error, 1)
+// The function `protect` calls f, and returns its error with the error's text. If f or a method of the
+// error panics or ends its goroutine, protect returns an error that says so.
+func protect(f func() error) (text string, err error) {
+	over := make(chan struct{})
+	fail := func(why string) { text, err = why, errors.New(why) }
 	go func() {
-		err := errors.New("the function has ended its goroutine")
+		defer close(over)
 		defer func() {
 			if r := recover(); r != nil {
-				err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+				fail(fmt.Sprintf("panic: %v\n%s", r, debug.Stack()))
 			}
-			done <- err
 		}()
-		err = f()
+		fail("the function has ended its goroutine") // unless it returns
+		said, failed := "", f()
+		if failed != nil {
+			said = failed.Error()
+		}
+		text, err = said, failed
 	}()
-	return <-done
+	<-over
+	return text, err
 }
 
 // Receive waits for an element and returns it; the consumer settles it as in [Queue.Deliveries].

@@ -352,6 +352,31 @@ func TestDeadLetterOfWorkHasTheLastErrorItsTimeAndItsAttempt(t *testing.T) {
 	})
 }
 
+// A workError that is a nil pointer is an error, and its methods panic.
+type workError struct{ cause error }
+
+func (e *workError) Error() string { return e.cause.Error() }
+func (e *workError) Unwrap() error { return e.cause }
+
+// A tongueTied error can be unwrapped, but has no text.
+type tongueTied struct{}
+
+func (tongueTied) Error() string { panic("no words") }
+
+func TestAnErrorWhoseMethodsPanicCountsAsAPanicOfWorksFunction(t *testing.T) {
+	for name, err := range map[string]error{"nil dereference": (*workError)(nil), "no words": tongueTied{}} {
+		bubble(t, func(t *testing.T, srv *zktest.Server) {
+			q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithMaxAttempts(2))
+			must(t, q.Send(t.Context(), 1))
+			wantErr(t, q.Work(within(t, time.Minute), 1, func(context.Context, int) error { return err }), context.DeadlineExceeded)
+			ds := listDead(t, q)
+			if len(ds) != 1 || ds[0].Attempts != 2 || !strings.HasPrefix(ds[0].Reason, "panic: ") {
+				t.Errorf("%s: the dead letters are %+v", name, ds)
+			}
+		})
+	}
+}
+
 func TestWorkMakesAPermanentErrorADeadLetterAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
