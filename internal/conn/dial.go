@@ -27,29 +27,32 @@ func Dial(ctx context.Context, s *Shared, addr string, limit time.Duration) (*Co
 	if s.Dialer == nil {
 		c, err = dialTCP(ctx, addr)
 	} else {
-		c, err = s.dialOwn(ctx, addr, limit)
+		c, err = s.inTime(ctx, limit, func() (net.Conn, error) { return s.Dialer("tcp", addr, limit) })
 	}
-	switch {
-	case err != nil:
-		return nil, err
-	case s.TLS == nil:
-		return New(s, c, addr, deadline), nil
-	}
-	tlsConfig := s.TLS.Clone()
-	if tlsConfig.ServerName == "" {
-		tlsConfig.ServerName, _, _ = net.SplitHostPort(addr)
-	}
-	t := tls.Client(c, tlsConfig)
-	if err := t.HandshakeContext(ctx); err != nil {
-		c.Close()
-		// A server that expects the ZooKeeper protocol reads TLS's first bytes as the length of a packet, and
-		// closes the connection. If it has not read all of these bytes, its kernel resets the connection.
-		if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-			err = fmt.Errorf("the server does not speak TLS on this port: %w", err)
+	if raw := c; err == nil && s.TLS != nil {
+		if c, err = s.inTime(ctx, limit, func() (net.Conn, error) { return secure(ctx, s.TLS, raw, addr) }); err != nil {
+			raw.Close()
 		}
+	}
+	if err != nil {
 		return nil, err
 	}
-	return New(s, t, addr, deadline), nil
+	return New(s, c, addr, deadline), nil
+}
+
+// The function `secure` makes the handshake of TLS over c.
+func secure(ctx context.Context, cfg *tls.Config, c net.Conn, addr string) (net.Conn, error) {
+	if cfg = cfg.Clone(); cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(c, cfg)
+	err := t.HandshakeContext(ctx)
+	// A server that expects the ZooKeeper protocol reads TLS's first bytes as the length of a packet, and
+	// closes the connection. If it has not read all of these bytes, its kernel resets the connection.
+	if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+		err = fmt.Errorf("the server does not speak TLS on this port: %w", err)
+	}
+	return t, err
 }
 
 // RefusesTLS reports whether err is a rejected certificate, of either side, or a similar failure of
@@ -106,20 +109,20 @@ func dialEach(ctx context.Context, addrs []string, dial func(ctx context.Context
 	return nil, failed
 }
 
-// dialOwn connects with the dialer of WithDialer, which takes no context. If ctx ends first,
-// dialOwn returns and later closes the connection that the dialer returns. Close of the Session
-// waits for the dialer, but at most for the time `limit`.
-func (s *Shared) dialOwn(ctx context.Context, addr string, limit time.Duration) (net.Conn, error) {
+// inTime calls `dial`: the dialer of WithDialer, which takes no context, or a handshake, in which TLS may
+// call functions of the program. If ctx ends first, inTime returns and later closes the connection that
+// `dial` returns. Close of the Session waits for `dial`, but at most for the time `limit`.
+func (s *Shared) inTime(ctx context.Context, limit time.Duration, dial func() (net.Conn, error)) (net.Conn, error) {
 	var c net.Conn
 	var err error
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
-		c, err = s.Dialer("tcp", addr, limit)
+		c, err = dial()
 	}()
 	select {
 	case <-back:
-		if c == nil && err == nil { // also if the dialer has called runtime.Goexit
+		if c == nil && err == nil { // also if the program's function has called runtime.Goexit
 			err = errors.New("the dialer returned neither a connection nor an error")
 		}
 		return c, err

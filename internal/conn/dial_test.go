@@ -177,3 +177,37 @@ func TestADialerThatReturnsNoConnectionCostsAnAttempt(t *testing.T) {
 		}
 	}
 }
+
+// A handshake of TLS calls functions of the program, such as VerifyConnection. One of them hangs, or leaves its test by
+// t.FailNow.
+func TestAHandshakeWhoseFunctionDoesNotReturnCostsAnAttempt(t *testing.T) {
+	web := httptest.NewUnstartedServer(nil)
+	web.StartTLS() // for its certificate
+	defer web.Close()
+	for name, verify := range map[string]func(hang <-chan struct{}){
+		"it hangs": func(hang <-chan struct{}) { <-hang },
+		"Goexit":   func(<-chan struct{}) { runtime.Goexit() },
+	} {
+		harness.VirtualTime(t, func(t *testing.T) {
+			hang := make(chan struct{})
+			var spawned sync.WaitGroup
+			client, server := net.Pipe()
+			go tls.Server(server, &tls.Config{Certificates: web.TLS.Certificates}).Handshake()
+			s := &Shared{
+				Spawn:  spawned.Go,
+				Dialer: func(string, string, time.Duration) (net.Conn, error) { return client, nil },
+				TLS:    &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(tls.ConnectionState) error { verify(hang); return nil }},
+			}
+			began := time.Now()
+			if _, err := Dial(t.Context(), s, "x:1", time.Second); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+			spawned.Wait() // as Close does
+			if d := time.Since(began); d > 2*time.Second {
+				t.Errorf("%s: it took %v", name, d)
+			}
+			close(hang)
+			client.Close()
+		})
+	}
+}

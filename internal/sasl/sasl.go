@@ -70,11 +70,12 @@ func (c *Client) Authenticate(ctx context.Context, spawn func(func()), server st
 	}
 	done := make(chan error, 1)
 	go func() {
-		err := c.exchange(server, send)
+		err := errors.New("the mechanism has ended its goroutine") // unless it returns
+		defer func() { done <- err }()
 		if c.turn != nil {
-			<-c.turn
+			defer func() { <-c.turn }()
 		}
-		done <- err
+		err = c.exchange(server, send)
 	}()
 	// If both cases are ready, either is correct. Success comes only through the channel `done`.
 	// If ctx has ended, the caller closes the connection, even if the exchange has just succeeded.

@@ -3,6 +3,7 @@ package sasl
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -147,6 +148,26 @@ func TestAnExchangeEndsWithTheErrorOfItsMechanismOrServer(t *testing.T) {
 	}
 	if NewClient(nil) != nil {
 		t.Error("a client without a mechanism")
+	}
+}
+
+// A test may leave its mechanism by t.FailNow. The next exchange has its turn.
+func TestAMechanismThatEndsItsGoroutineCostsAnExchange(t *testing.T) {
+	starts := 0
+	c := NewClient(scripted{
+		start: func() ([]byte, error) {
+			if starts++; starts == 1 {
+				runtime.Goexit()
+			}
+			return []byte("a"), nil
+		},
+		next: func([]byte) ([]byte, error) { return nil, nil },
+	})
+	if err := c.Authenticate(t.Context(), inline, "x", echo); err == nil || errors.As(err, new(*RefusedError)) {
+		t.Errorf("%v, want an error, and no refusal", err)
+	}
+	if err := c.Authenticate(t.Context(), inline, "x", echo); err != nil {
+		t.Errorf("the next exchange: %v", err)
 	}
 }
 
