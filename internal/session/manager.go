@@ -283,13 +283,13 @@ func (m *Manager) tell() {
 	defer m.mu.Unlock()
 	for !m.telling && m.told.next != nil {
 		m.told, m.telling = m.told.next, true
-		e := m.told.event
-		m.mu.Unlock()
-		if e.Kind != 0 {
-			m.Observe(e)
-		}
-		m.mu.Lock()
-		m.telling = false
+		func(e Report) {
+			m.mu.Unlock()
+			defer func() { m.mu.Lock(); m.telling = false }() // also if the observer panics
+			if e.Kind != 0 {
+				m.Observe(e)
+			}
+		}(m.told.event)
 	}
 }
 

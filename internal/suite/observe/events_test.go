@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -83,6 +84,26 @@ func TestAScheduleObservesEachRunAndWhatCameOfIt(t *testing.T) {
 		if l := events.take(); len(l) != 2 || !errors.Is(l[1].Err, zsync.ErrLost) {
 			t.Errorf("after a loss the events are %v", l)
 		}
+	})
+}
+
+// A test may leave its Observer by t.FailNow, in a goroutine of the Session.
+func TestASessionOutlivesAnObserverThatEndsItsGoroutine(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		events := &eventList{kinds: []zsync.EventKind{zsync.EventExpired, zsync.EventConnected}}
+		s := suite.Open(t, srv, zsync.WithObserver(zsync.ObserverFunc(func(e zsync.Event) {
+			if e.Kind == zsync.EventSuspended {
+				runtime.Goexit()
+			}
+			events.Observe(e)
+		})))
+		events.take()
+		srv.Disconnect(s.ID())
+		time.Sleep(time.Minute)
+		if l := events.take(); len(l) != 2 || l[0].Kind != zsync.EventExpired || l[1].Kind != zsync.EventConnected {
+			t.Errorf("the later events are %v", l)
+		}
+		harness.Must(t, zsync.NewMutex(s, "/m").Lock(t.Context()))
 	})
 }
 
