@@ -213,11 +213,13 @@ func (q *Queue[T]) All(ctx context.Context) iter.Seq2[Delivery[T], error] {
 				}
 				continue
 			}
-			fault := claim.Element().Fault
-			more := yield(q.handed(ctx, claim), opError("all", q.path, fault))
-			if fault != nil {
-				claim.SetAside()
-			}
+			more := func() bool {
+				fault := claim.Element().Fault
+				if fault != nil {
+					defer claim.SetAside() // also if the loop panics
+				}
+				return yield(q.handed(ctx, claim), opError("all", q.path, fault))
+			}()
 			if !more {
 				return
 			}

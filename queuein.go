@@ -32,8 +32,9 @@ func (q *Queue[T]) In(ctx context.Context) (in chan<- T, done <-chan error) {
 		return ch, result
 	}
 	q.s.m.Spawn(func() {
-		defer close(result)
-		result <- q.drain(ctx, ch)
+		err := opError("send", q.path, errors.New("the codec or the function of WithKey has ended its goroutine")) // unless drain returns
+		defer func() { result <- err; close(result) }()
+		err = q.drain(ctx, ch)
 	})
 	return ch, result
 }

@@ -1020,3 +1020,26 @@ func TestALogHandlerMayAskForTheDeliveryWhoseSettlementIsRefused(t *testing.T) {
 		}
 	})
 }
+
+// A loop over All panics at an element that cannot be decoded, and the program goes on.
+func TestAnElementThatCannotBeDecodedIsADeadLetterThoughTheLoopPanics(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := open(t, srv)
+		must(t, zsync.NewQueue[string](s, "/q").Send(t.Context(), "no number"))
+		q := zsync.NewQueue[int](s, "/q")
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic has not reached the caller")
+				}
+			}()
+			for _, err := range q.All(t.Context()) {
+				panic(err)
+			}
+		}()
+		time.Sleep(time.Second)
+		if ds := listDead(t, q); len(ds) != 1 {
+			t.Errorf("%d dead letters, want 1", len(ds))
+		}
+	})
+}

@@ -103,6 +103,20 @@ func (c *countedCtx) Err() error {
 	return c.Context.Err()
 }
 
+// Elements that were not sent are no success.
+func TestInWhoseKeyEndsItsGoroutineReportsAnError(t *testing.T) {
+	bubble(t, func(t *testing.T, srv *zktest.Server) {
+		q := zsync.NewQueue[int](open(t, srv), "/q", zsync.WithKey(func(int) string { runtime.Goexit(); return "" }))
+		in, done := q.In(t.Context())
+		in <- 1
+		close(in)
+		if err := <-done; err == nil {
+			t.Error("done yields nil")
+		}
+		wantLen(t, q, 0)
+	})
+}
+
 // errgroup, say, cancels all with what one has returned: here, that another queue is full.
 func TestInEndsWithAContextThatAnothersFullQueueHasEnded(t *testing.T) {
 	for name, limit := range map[string]int{"a full queue": 1, "a silent server": 0} {
