@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -112,12 +113,13 @@ func (o *Once) do(ctx context.Context, f func(ctx context.Context, place string)
 		return data, opError("do", o.path, err)
 	}
 	// The goroutines of this process share one place in the line, and one of them sends requests.
+	began := time.Now()
 	select {
 	case o.busy <- struct{}{}:
 	case <-ctx.Done():
-		return nil, opError("do", o.path, session.CtxErr(ctx))
+		return nil, opError("do", o.path, waitEnded(ctx, o.s.m, session.CtxErr(ctx), began, Contender{}, 0))
 	case <-o.s.m.Closing: // do not wait for the goroutine that continues: its function may never return
-		return nil, opError("do", o.path, o.s.m.Failure())
+		return nil, opError("do", o.path, waitEnded(ctx, o.s.m, o.s.m.Failure(), began, Contender{}, 0))
 	}
 	defer func() { <-o.busy }()
 	for {

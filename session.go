@@ -73,7 +73,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 
 // Close ends the ZooKeeper session, and with it every hold, and returns when all goroutines of s
 // have ended. Calls in progress, and later ones, fail with [ErrClosed]; closing twice is no error.
-// An [Observer], a [Codec] and the function of [WithKey] must not call Close.
+// An [Observer], a [Codec] and the function of [WithKey] must not call Close, which waits for them.
 //
 // Close ends the contexts of running functions of Do, RDo, Run and [Queue.Work] with cause
 // ErrClosed, and waits for them, for at most [WithCloseTimeout]. Until then, the functions keep

@@ -364,3 +364,28 @@ func TestAWaitHasAPlaceWhereNumbersSayNothingAnyMore(t *testing.T) {
 		}
 	})
 }
+
+// A Do waits for the function of another goroutine of its Once, and has no place in the line.
+func TestAWaitForAnotherGoroutineOfAOnceSaysHowLongItWas(t *testing.T) {
+	harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+		s := suite.Open(t, srv)
+		o := zsync.NewOnce(s, "/once")
+		running := harness.Async(func() error {
+			return o.Do(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		})
+		synctest.Wait()
+		idle := func(context.Context) error { return nil }
+		ctx := harness.Within(t, time.Minute)
+		if w := waitErrorOf(t, ctx, o.Do(ctx, idle)); w.Waited != time.Minute || w.Place != 0 {
+			t.Errorf("%v with %d ahead, want a minute, and no place", w.Waited, w.Place)
+		}
+		waiting := harness.Async(func() error { return o.Do(t.Context(), idle) })
+		time.Sleep(time.Second)
+		harness.Must(t, s.Close())
+		var w *zsync.WaitError
+		if err := <-waiting; !errors.Is(err, zsync.ErrClosed) || !errors.As(err, &w) || w.Waited != time.Second {
+			t.Errorf("after Close: %v, want a WaitError of a second", err)
+		}
+		<-running
+	})
+}
