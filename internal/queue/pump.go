@@ -180,10 +180,7 @@ func (p *pump) run() {
 			continue // another client has deleted the mark, or the place
 		}
 		p.q.Complain(err) // an operator may repair the cause, such as a missing permission: the pump tries again
-		select {
-		case <-time.After(max(p.q.m.Config.Retry.Delay(try), time.Second)):
-		case <-p.ctx.Done():
-		}
+		session.Sleep(p.ctx, max(p.q.m.Config.Retry.Delay(try), time.Second))
 	}
 }
 

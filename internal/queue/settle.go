@@ -378,10 +378,7 @@ func (c *claimant) refuse(e *entry, err error) {
 		c.q.m.Log.Error("zsync: cannot settle an element; the Session keeps trying", "path", c.q.cfg.Path, "element", it.id(), "err", err)
 	}
 	c.q.m.Spawn(func() {
-		select {
-		case <-time.After(again.wait):
-		case <-c.held.Done(): // sendLocked closes the entry
-		}
+		session.AwaitFor(c.held.Done(), again.wait) // if the claimant ends, sendLocked closes the entry
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.sendLocked(again)

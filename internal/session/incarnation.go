@@ -119,10 +119,7 @@ func (inc *Incarnation) serve() {
 		// Without a delay, there is no timer: Go's race detector has crashed when two threads
 		// looked at two due timers of one synctest bubble.
 		if delay > 0 {
-			select {
-			case <-time.After(delay):
-			case <-inc.Ctx.Done():
-			}
+			Sleep(inc.Ctx, delay)
 		}
 		if addr == "" || inc.Ctx.Err() != nil {
 			continue // no server may continue the session now, or it has ended

@@ -324,10 +324,7 @@ func (m *Manager) logOutage(p *phase) {
 		if !back.IsZero() {
 			at = back.Add(conn.Lasting)
 		}
-		select {
-		case <-time.After(time.Until(at)):
-		case <-p.over:
-		}
+		AwaitFor(p.over, time.Until(at))
 		// Perhaps the timer is late, because the process was stopped.
 		if !back.IsZero() && time.Since(back) >= conn.Lasting {
 			if next > firstWord {
