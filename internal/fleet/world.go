@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -368,11 +370,30 @@ func (w *world) connect(ctx context.Context, id int, d *rand.Rand, options ...zs
 		hosts = append(hosts, fmt.Sprintf("zk%d:2181", i))
 	}
 	order := d.Perm(w.members)
-	if w.uneven { // so the client learns the shortest timeout first
+	if w.uneven {
 		i := slices.Index(order, w.least())
 		order[0], order[i] = order[i], order[0]
 	}
-	options = append(options, zsync.WithDialer(w.net.dialer(id, order)), zsync.WithSessionTimeout(w.timeout), zsync.WithCloseTimeout(w.timeout),
+	dial, knows, first := w.net.dialer(id, order), !w.uneven, ""
+	// The client must learn the shortest timeout first, because it expects no timeout of less than 4 s from an
+	// unknown server. So all members but one are out of reach until Connect has returned.
+	var mu sync.Mutex
+	learning := func(network, address string, timeout time.Duration) (net.Conn, error) {
+		mu.Lock()
+		first = cmp.Or(first, address)
+		refused := !knows && address != first
+		mu.Unlock()
+		if refused {
+			return nil, syscall.ECONNREFUSED
+		}
+		return dial(network, address, timeout)
+	}
+	defer func() {
+		mu.Lock()
+		defer mu.Unlock()
+		knows = true
+	}()
+	options = append(options, zsync.WithDialer(learning), zsync.WithSessionTimeout(w.timeout), zsync.WithCloseTimeout(w.timeout),
 		zsync.WithRetry(zsync.Backoff{Min: 10 * time.Millisecond, Max: w.timeout / 8}), zsync.WithLogger(slog.New(slog.DiscardHandler)), zsync.WithOwner(fmt.Sprint("p", id)))
 	return zsync.Connect(ctx, strings.Join(hosts, ","), options...)
 }
