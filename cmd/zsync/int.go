@@ -86,7 +86,7 @@ func (n *number) with(cmd *cobra.Command, args []string, least, most int, do fun
 func argument(text string) (int64, error) {
 	x, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return 0, fail(exitUsage, "%s: want a whole number from -2^63 to 2^63-1", text)
+		return 0, fail(exitUsage, "NUMBER %q: want a whole number from -2^63 to 2^63-1", text)
 	}
 	return x, nil
 }
@@ -154,7 +154,7 @@ func intAddCommand(c *client) *cobra.Command {
 		Use:   "add PATH [NUMBER] [flags]",
 		Short: "add to the number, and print the sum",
 		Long: `zsync int add adds NUMBER, which may be negative (default: 1), and prints the sum. No
-two calls that add 1 print the same sum. Above 2^63-1, the sum continues at -2^63.`,
+two calls that add 1 print the same sum. After 2^63-1 comes -2^63, as in Go.`,
 		Example:     "  id=$(zsync int add /ids/order)\n  zsync int add /stock/apples -12",
 		Annotations: negatives,
 		RunE: func(cmd *cobra.Command, args []string) error {

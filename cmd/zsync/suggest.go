@@ -82,19 +82,18 @@ func didYouMean(message string, names []string) string {
 // unknownFlag matches the error of an unknown flag.
 var unknownFlag = regexp.MustCompile(`^unknown flag: --(\S+)$`)
 
-// suggestFlags adds similar flags to the error of an unknown flag. For a value that cannot be parsed, it
-// replaces the error of package strconv.
+// wantedOf maps the parsers of package strconv to what a flag wants.
+var wantedOf = map[string]string{"ParseInt": "a whole number", "ParseFloat": "a number", "ParseBool": "true or false"}
+
+// suggestFlags adds similar flags to the error of an unknown flag. In the error of a wrong value, it
+// replaces the text of package strconv.
 func suggestFlags(cmd *cobra.Command, err error) error {
-	var wrong *strconv.NumError
-	if errors.As(err, &wrong) {
-		want := "want a whole number"
-		switch {
-		case wrong.Err == strconv.ErrRange:
+	if wrong := new(strconv.NumError); errors.As(err, &wrong) {
+		want := "want " + wantedOf[wrong.Func]
+		if wrong.Err == strconv.ErrRange {
 			want = "out of range"
-		case wrong.Func == "ParseBool":
-			want = "want true or false"
 		}
-		return errors.New(strings.TrimSuffix(err.Error(), wrong.Error()) + want)
+		return errors.New(strings.Replace(err.Error(), wrong.Error(), want, 1))
 	}
 	m := unknownFlag.FindStringSubmatch(err.Error())
 	if m == nil {
