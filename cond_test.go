@@ -484,19 +484,19 @@ func (l rudeLocker) Unlock() error            { return l.unlock() }
 func TestAnUnlockThatDoesNotReturnEndsWaitAndLeavesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, srv *zktest.Server) {
 		s := open(t, srv)
-		wait := func(unlock func() error) (err error, thrown any) {
+		wait := func(unlock func() error) (thrown any, err error) {
 			defer func() { thrown = recover() }()
-			return zsync.NewCond(s, "/c", rudeLocker{unlock}).Wait(within(t, time.Minute)), nil
+			return nil, zsync.NewCond(s, "/c", rudeLocker{unlock}).Wait(within(t, time.Minute))
 		}
-		if err, thrown := wait(func() error { panic("rude") }); thrown != "rude" {
+		if thrown, err := wait(func() error { panic("rude") }); thrown != "rude" {
 			t.Errorf("%v, %v, want the panic of Unlock", err, thrown)
 		}
 		began := time.Now()
-		if err, thrown := wait(func() error { runtime.Goexit(); return nil }); err == nil || thrown != nil || time.Since(began) > time.Second {
+		if thrown, err := wait(func() error { runtime.Goexit(); return nil }); err == nil || thrown != nil || time.Since(began) > time.Second {
 			t.Errorf("%v, %v after %v, want an error at once", err, thrown, time.Since(began))
 		}
 		wantEmpty(t, s)
-		err, _ := wait(s.Close)
+		_, err := wait(s.Close)
 		wantErr(t, err, zsync.ErrClosed)
 	})
 }

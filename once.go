@@ -316,6 +316,7 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 		}
 		// If ctx has ended, wait for a short time, in which a working server answers. If h is lost already,
 		// `write` fails at once.
+		d.function.Returned()
 		err, ok := session.Apart(ctx, m.s.m.Spawn, func() error { defer d.function.End(); return write(h) })
 		if !ok {
 			err = session.CtxErr(ctx)

@@ -317,3 +317,41 @@ func TestCloseWithoutAWaitWarnsOnlyOfFunctionsThatRun(t *testing.T) {
 		}
 	}
 }
+
+// The function succeeds, but its context has ended meanwhile, so the call returns before the success is
+// recorded. A Close in the same goroutine must not end the session before the record.
+func TestCloseAfterASuccessWaitsForItsRecord(t *testing.T) {
+	for name, do := range map[string]func(ctx context.Context, s *zsync.Session, f func(context.Context) error) error{
+		"Once.Do": func(ctx context.Context, s *zsync.Session, f func(context.Context) error) error {
+			return zsync.NewOnce(s, "/p").Do(ctx, f)
+		},
+		"OnceValue": func(ctx context.Context, s *zsync.Session, f func(context.Context) error) error {
+			_, err := zsync.OnceValue(s, "/p", func(ctx context.Context) (int, error) { return 1, f(ctx) })(ctx)
+			return err
+		},
+		"Schedule.Do": func(ctx context.Context, s *zsync.Session, f func(context.Context) error) error {
+			_, err := zsync.NewSchedule(s, "/p").Do(ctx, suite.Noon, f)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.Bubble(t, func(t *testing.T, srv *zktest.Server) {
+				calls := 0
+				for i := range 2 {
+					s := suite.Open(t, srv)
+					srv.SetLatency(100 * time.Millisecond)
+					ctx, cancel := context.WithCancel(t.Context())
+					err := do(ctx, s, func(context.Context) error { calls++; cancel(); return nil })
+					if i == 0 {
+						harness.WantErr(t, err, context.Canceled)
+					}
+					harness.Must(t, s.Close())
+					cancel()
+				}
+				if calls != 1 {
+					t.Errorf("the function has run %d times; want once", calls)
+				}
+			})
+		})
+	}
+}
