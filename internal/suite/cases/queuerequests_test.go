@@ -161,7 +161,7 @@ var trialsOfQueues = []trial{
 		for _, d := range ds {
 			err = errors.Join(err, unlessLost(d.Ack(t.Context())))
 		}
-		return is("ReceiveN", len(ds), 2, err)
+		return is("ReceiveN", len(ds) == 1 || len(ds) == 2, true, err) // it does not wait for the second
 	}, left(`["c"] []`, `["a" "b" "c"] []`, `["b" "c"] []`, `["a" "c"] []`)},
 	{"Recv", sent("a", "b", "c"), func(t *testing.T, s *zsync.Session) error {
 		ctx, cancel := context.WithCancel(t.Context())
