@@ -315,9 +315,9 @@ func (m *made) inTurn(ctx context.Context, line *lock.Line, op string, look func
 			return opError("do", m.path, d.giveUp(ctx, m.s.m, h.Release))
 		}
 		// If ctx has ended, wait for a short time, in which a working server answers. If h is lost already,
-		// `write` fails at once.
-		d.function.Returned()
-		err, ok := session.Apart(ctx, m.s.m.Spawn, func() error { defer d.function.End(); return write(h) })
+		// `write` fails at once. Close waits a little for `write`, even if this goroutine calls it.
+		_, recorded := m.s.m.BeforeClose()
+		err, ok := session.Apart(ctx, m.s.m.Spawn, func() error { defer recorded(); defer d.function.End(); return write(h) })
 		if !ok {
 			err = session.CtxErr(ctx)
 		}

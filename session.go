@@ -82,7 +82,7 @@ func Connect(ctx context.Context, servers string, opts ...Option) (*Session, err
 // before another session can get them. Close releases other locks at once.
 //
 // Then Close waits up to a second for work that only this process can finish: the return of Queue
-// elements, changes of a [WaitGroup], receipts, a Transfer.
+// elements, changes of a [WaitGroup], records of a [Once] or [Schedule], receipts, a Transfer.
 func (s *Session) Close() error {
 	err := s.misuse()
 	if err == nil {

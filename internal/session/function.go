@@ -6,7 +6,6 @@ package session
 import (
 	"bytes"
 	"context"
-	"math"
 	"runtime"
 	"strconv"
 )
@@ -47,16 +46,6 @@ func (f *Function) Begin() error {
 // In returns a context of f that is derived from ctx. The key of f is its Manager.
 func (f *Function) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, f.of, f)
-}
-
-// Returned is called when the function has returned, but its success is not recorded yet. The record may continue
-// in the background. So from now on, Close waits for it, even a Close in the goroutine of the function.
-func (f *Function) Returned() {
-	f.of.mu.Lock()
-	defer f.of.mu.Unlock()
-	if f.of.running[f] != 0 {
-		f.of.running[f] = math.MaxUint64
-	}
 }
 
 // End is called when the function has returned and its hold is released. It may be called again.

@@ -132,8 +132,9 @@ func (m *Manager) Close() {
 	<-m.ended
 }
 
-// farewellTime is the longest time that Close waits for its users' last work.
-const farewellTime = time.Second
+// farewellTime is the longest time that Close waits for its users' last work. With the time Grace, which a
+// call has waited for that work before, it is a second.
+const farewellTime = time.Second - Grace
 
 // BeforeClose returns a channel that is closed when Close begins the farewell. The caller has work that
 // only this process can do, such as deleting persistent znodes. Close waits, but not long, until each
