@@ -30,8 +30,8 @@ func (q *Queue[T]) SendOp(vs ...T) QueueOp {
 
 // Txn removes the element, as [Delivery.Ack] does, and applies ops, in one transaction: all or
 // nothing, exactly once. ops are operations of [Session.Txn] and results of [Queue.SendOp],
-// together about half of 1 MiB. Txn returns a response for each operation except a SendOp. If the
-// queue of a SendOp is limited ([WithMaxLen]), Txn waits for room first.
+// together about half of 1 MiB. Txn returns responses as Session.Txn does. If the queue of a SendOp
+// is limited ([WithMaxLen]), Txn waits for room first.
 //
 // If the servers refuse the transaction, nothing is ever applied, and the element stays claimed.
 // Txn returns the error of the refused operation. Other errors are as for Ack and Session.Txn. If

@@ -54,7 +54,7 @@ func Apart(ctx context.Context, spawn func(func()), f func() error) (err error, 
 	select {
 	case err = <-done:
 		ok = true
-	case <-ctx.Done():
+	case <-ctx.Done(): // if `done` is ready, too, AwaitFor finds it
 		err, ok = AwaitFor(done, Grace)
 	}
 	if ok && thrown != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"github.com/zsync/zsync"
 	"github.com/zsync/zsync/internal/harness"
 )
+
+// This file has the calls of a Queue for the trials of everyrequest_test.go, which cause the faults.
 
 func queueOf(s *zsync.Session, opts ...zsync.QueueOption) *zsync.Queue[string] {
 	return zsync.NewQueue[string](s, "/p", opts...)
@@ -80,9 +83,9 @@ func unlessLost(err error) error {
 	return err
 }
 
-// received settles the first of two elements, which must then be as in applied. If its claim was lost, the element may be
-// free again.
-func received(name, applied string, settle func(t *testing.T, q *zsync.Queue[string], d zsync.Delivery[string]) error) trial {
+// received settles the first of two elements. Then the rest must be one of applied. If the claim was lost, the element may
+// also be free again.
+func received(name string, settle func(t *testing.T, q *zsync.Queue[string], d zsync.Delivery[string]) error, applied ...string) trial {
 	var settled error
 	return trial{"Receive and " + name, sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
 		q := queueOf(s)
@@ -94,9 +97,9 @@ func received(name, applied string, settle func(t *testing.T, q *zsync.Queue[str
 		return unlessLost(is(name, d.Value, "a", settled))
 	}, func(t *testing.T, other *zsync.Session) error {
 		if settled == nil {
-			return left(applied)(t, other)
+			return left(applied...)(t, other)
 		}
-		return left(applied, `["a" "b"] []`)(t, other)
+		return left(append(applied, `["a" "b"] []`)...)(t, other)
 	}}
 }
 
@@ -121,41 +124,23 @@ var trialsOfQueues = []trial{
 		v, ok, err := queueOf(s).TryRecv(t.Context())
 		return is("TryRecv", fmt.Sprint(v, ok), "atrue", err)
 	}, left(`["b"] []`, `["a" "b"] []`)},
-	{"TryRecv of a misfit", func(t *testing.T, other *zsync.Session) {
-		harness.Must(t, queueOf(other).Send(t.Context(), "a", "b"))
-	}, func(t *testing.T, s *zsync.Session) error {
+	{"TryRecv of a misfit", sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
 		v, ok, err := zsync.NewQueue[int](s, "/p").TryRecv(t.Context())
 		return is("TryRecv", fmt.Sprint(v, ok), "0 false", err)
 	}, left(`[] ["a" "b"]`)},
-	received("Ack", `["b"] []`, func(t *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error { return d.Ack(t.Context()) }),
-	{"Receive and Nack", sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
-		d, err := queueOf(s).Receive(t.Context())
-		if err == nil {
-			err = unlessLost(is("Receive", d.Value, "a", d.Nack()))
-		}
-		return err
-	}, left(`["a" "b"] []`)},
-	{"Receive and NackAfter", sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
-		d, err := queueOf(s).Receive(t.Context())
-		if err == nil {
-			err = unlessLost(is("Receive", d.Value, "a", d.NackAfter(time.Second)))
-		}
-		return err
-	}, eitherOrder},
-	{"Receive and Return", sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
-		d, err := queueOf(s).Receive(t.Context())
-		if err == nil {
-			err = unlessLost(is("Receive", d.Value, "a", d.Return()))
-		}
-		return err
-	}, left(`["a" "b"] []`)},
-	received("Reject", `["b"] ["a"]`, func(t *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error {
+	received("Ack", func(t *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error { return d.Ack(t.Context()) }, `["b"] []`),
+	received("Nack", func(_ *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error { return d.Nack() }, `["a" "b"] []`),
+	received("NackAfter", func(_ *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error {
+		return d.NackAfter(time.Second)
+	}, `["a" "b"] []`, `["b" "a"] []`),
+	received("Return", func(_ *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error { return d.Return() }, `["a" "b"] []`),
+	received("Reject", func(t *testing.T, _ *zsync.Queue[string], d zsync.Delivery[string]) error {
 		return d.Reject(t.Context(), "x")
-	}),
-	received("Txn", `["b" "c"] []`, func(t *testing.T, q *zsync.Queue[string], d zsync.Delivery[string]) error {
+	}, `["b"] ["a"]`),
+	received("Txn", func(t *testing.T, q *zsync.Queue[string], d zsync.Delivery[string]) error {
 		_, err := d.Txn(t.Context(), q.SendOp("c"))
 		return err
-	}),
+	}, `["b" "c"] []`),
 	{"ReceiveN", sent("a", "b", "c"), func(t *testing.T, s *zsync.Session) error {
 		ds, err := queueOf(s).ReceiveN(t.Context(), 2)
 		for _, d := range ds {
@@ -172,7 +157,7 @@ var trialsOfQueues = []trial{
 				break
 			}
 		}
-		return is("Recv", n[:1], "a", nil)
+		return is("Recv begins with a", strings.HasPrefix(n, "a"), true, nil)
 	}, left(`["c"] []`, `["a" "b" "c"] []`, `["b" "c"] []`, `["a" "c"] []`)},
 	{"Work", sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -188,7 +173,7 @@ var trialsOfQueues = []trial{
 		if errors.Is(err, context.Canceled) {
 			err = nil
 		}
-		return is("Work", seen[:1]+seen[len(seen)-1:], "ab", err)
+		return is("Work goes from a to b", strings.HasPrefix(seen, "a") && strings.HasSuffix(seen, "b"), true, err)
 	}, left(`[] []`, `["b"] []`, `["a"] []`, `["a" "b"] []`)},
 	{"Peek", sent("a", "b"), func(t *testing.T, s *zsync.Session) error {
 		v, ok, err := queueOf(s).Peek(t.Context())
